@@ -12,7 +12,7 @@ from hpo.check.finding import Finding
 from hpo.evaluation.host import Gpus, choose_backend, compute_thread_share, has_separated_worker
 from hpo.layout import Layout, describe_spanning_workers
 from hpo.text_format import format_count, format_list, format_number, format_tenths, make_printable
-from hpo.views.table_format import format_table, make_table
+from hpo.views.tables import format_table, make_table
 
 # Seconds from the first host; a failure is attributed to the rank that has failed first.
 _LARGEST_OFFSET = 0.05

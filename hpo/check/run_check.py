@@ -32,7 +32,7 @@ from hpo.text_format import (
     format_tenths,
     make_printable,
 )
-from hpo.views.table_format import format_table, make_table
+from hpo.views.tables import format_table, make_table
 
 _DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _MEBIBYTE = 1 << 20

@@ -127,8 +127,7 @@ def show(
     Its hyperparameters, losses, logs and traceback.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.evaluation_details import make_json_content
-    from hpo.views.evaluation_lookup import EvaluationLookup
+    from hpo.views.evaluation_details import EvaluationLookup, make_json_content
     from hpo.views.evaluation_text import format_evaluation
 
     lookup = EvaluationLookup.read(RunReader(run_dir, storage))
@@ -295,8 +294,7 @@ add_script_commands(app)
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
-    from hpo.views.evaluation_details import make_json_content
-    from hpo.views.evaluation_lookup import EvaluationLookup
+    from hpo.views.evaluation_details import EvaluationLookup, make_json_content
     from hpo.views.failure_table import format_failed
 
     lookup = EvaluationLookup.read(run)

@@ -37,7 +37,9 @@ def format_evaluation(
         now: Current time, in seconds since the epoch.
     """
     evaluation = details.evaluation
-    title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}{f' ({reason})' if reason else ''}"
+    title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}"
+    if reason:
+        title += f" ({reason})"
     facts = [(name, make_printable(text)) for name, text in _list_facts(details, now)]
     lines = [
         make_printable(title),
@@ -64,17 +66,17 @@ def _describe_state(details: EvaluationDetails) -> str:
     if evaluation.state == "interrupted":
         if evaluation.tests is not None:
             return f"a test of worker {evaluation.worker}, which repeats trial {evaluation.tests}"
-        retry = (
-            ""
-            if again is None
-            else f", and retried as trial {_format_other_trial(evaluation, again)}"
-        )
-        return f"{'failed on a broken worker' if _has_own_failure(evaluation) else 'interrupted'}{retry}"
+        retry = ""
+        if again is not None:
+            retry = f", and retried as trial {_format_other_trial(evaluation, again)}"
+        end = "failed on a broken worker" if _has_own_failure(evaluation) else "interrupted"
+        return f"{end}{retry}"
     if evaluation.state in ("paused", "promoted"):
         paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
         return paused if again is None else f"{paused}, and promoted: it continues as trial {again}"
     if evaluation.state == "complete" and evaluation.cut_after:
-        return f"complete, ended after {format_count(evaluation.cut_after, 'epoch')} at the target loss"
+        epochs = format_count(evaluation.cut_after, "epoch")
+        return f"complete, ended after {epochs} at the target loss"
     if evaluation.state == "running" and details.in_use is None:
         return "running, or the run has crashed: this host cannot see which"
     if evaluation.state in ("running", "waiting") and details.in_use is False:
@@ -84,55 +86,46 @@ def _describe_state(details: EvaluationDetails) -> str:
 
 
 def _has_own_failure(evaluation: Evaluation) -> bool:
-    """Return whether an evaluation has failed, even if another trial retries it since its worker was broken."""
+    """Return whether it has failed, even if it is retried because its worker was broken."""
     return evaluation.failure not in (None, INTERRUPTED)
 
 
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    """Yield a pair of a name and a text for each line. If a fact has several lines, only the first has a name."""
+    """Yield a name and a text for each line. The name is "" for later lines of a fact."""
     evaluation = details.evaluation
+    is_search = evaluation.confirms is None
     if evaluation.state == "failed" or _has_own_failure(evaluation):
         yield "failure", evaluation.failure or "no reason was recorded"
     if math.isfinite(evaluation.loss):
         yield "loss", f"{evaluation.loss}"
-    if (
-        details.is_on_front is not None
-        and evaluation.state == "complete"
-        and evaluation.confirms is None
-    ):
+    if details.is_on_front is not None and evaluation.state == "complete" and is_search:
         yield "front", _describe_front(details)
-    yield from _list_items(
-        "metrics", [f"{name} = {metric}" for name, metric in evaluation.metrics.items()]
-    )
-    yield from _list_items(
-        "parameters", [f"{name} = {item}" for name, item in evaluation.params.items()]
-    )
+    yield from _list_items("metrics", [f"{name} = {m}" for name, m in evaluation.metrics.items()])
+    yield from _list_items("parameters", [f"{name} = {p}" for name, p in evaluation.params.items()])
     yield from _list_origin(details)
     if details.seed is not None:
         yield "seed", str(details.seed)
     yield from _list_times(details, now)
     if evaluation.state == "failed" and not evaluation.traceback:
         yield "traceback", "none was recorded"
-    if details.log_end is None and evaluation.state != "waiting" and not evaluation.imported_from:
+    log_end = details.log_end
+    if log_end is None and evaluation.state != "waiting" and not evaluation.imported_from:
         yield "logs", "nothing was kept"
-    if details.log_end is not None and details.log_end.problem:
-        yield "logs", f"{details.log_end.path} cannot be read: {details.log_end.problem}"
+    if log_end is not None and log_end.problem:
+        yield "logs", f"{log_end.path} cannot be read: {log_end.problem}"
     yield "losses", _summarize_losses(evaluation.curve)
 
 
 def _describe_front(details: EvaluationDetails) -> str:
     if details.is_on_front:
         return "on it: no other individual dominates it"
-    why = (
-        ""
-        if details.dominated_by is None
-        else f": trial {details.dominated_by} is as good or better in all objectives"
-    )
-    return f"not on it{why}"
+    if details.dominated_by is None:
+        return "not on it"
+    return f"not on it: trial {details.dominated_by} is as good or better in all objectives"
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a name and a text about the origin of an evaluation and its relation to other trials."""
+    """Yield facts about the origin of an evaluation, and its relation to other trials."""
     evaluation = details.evaluation
     location = f"island {evaluation.island}, worker {evaluation.worker}"
     if evaluation.imported_from:
@@ -141,39 +134,26 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         on_worker = "" if evaluation.state == "waiting" else f"; on {location}"
         yield "confirms", f"trial {evaluation.confirms}, with another seed{on_worker}"
     elif evaluation.state != "waiting":
-        yield (
-            "bred",
-            f"{location}, generation {evaluation.generation}, propagator {evaluation.propagator or 'unknown'}",
-        )
+        propagator = evaluation.propagator or "unknown"
+        yield "bred", f"{location}, generation {evaluation.generation}, propagator {propagator}"
     if evaluation.immigrants:
         counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
         yield "immigrants", f"{', '.join(counts)} were on its island when it began"
     if evaluation.inherits is not None:
         yield "inherits", f"the checkpoint at the end of trial {evaluation.inherits}"
     if evaluation.retry_of is not None:
-        yield (
-            "retry of",
-            f"trial {_format_other_trial(evaluation, evaluation.retry_of)}, which was {details.retried_state}",
-        )
+        retried = _format_other_trial(evaluation, evaluation.retry_of)
+        yield "retry of", f"trial {retried}, which was {details.retried_state}"
     if evaluation.crash_count:
-        yield (
-            "crashes",
-            f"the job crashed {format_count(evaluation.crash_count, 'time')} in a row during its earlier trials",
-        )
+        times = format_count(evaluation.crash_count, "time")
+        yield "crashes", f"the job crashed {times} in a row during its earlier trials"
     if evaluation.resumed_from_step:
-        yield (
-            "resumed",
-            f"from the checkpoint of that trial, after {format_count(evaluation.resumed_from_step, 'epoch')}",
-        )
+        epochs = format_count(evaluation.resumed_from_step, "epoch")
+        yield "resumed", f"from the checkpoint of that trial, after {epochs}"
     if evaluation.checkpoint_step and evaluation.state in ("running", "interrupted"):
         yield "checkpoint", f"after {format_count(evaluation.checkpoint_step, 'epoch')}"
-    yield from _list_items(
-        "confirmed by",
-        [
-            f"{confirmation.label}: {_format_result(confirmation)}"
-            for confirmation in details.confirmed_by
-        ],
-    )
+    results = [f"{other.label}: {_format_result(other)}" for other in details.confirmed_by]
+    yield from _list_items("confirmed by", results)
 
 
 def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
@@ -181,14 +161,13 @@ def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
     if math.isfinite(evaluation.started):
         yield "started", format_date(evaluation.started)
     if math.isfinite(evaluation.ended):
-        seconds_before = evaluation.seconds_before
-        before = (
-            f", {format_duration(seconds_before)} of it before the resume" if seconds_before else ""
-        )
-        duration = (
-            f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""
-        )
-        yield "ended", f"{format_date(evaluation.ended)}{duration}"
+        text = format_date(evaluation.ended)
+        if evaluation.has_ended:
+            text += f", after {format_duration(evaluation.seconds)}"
+            if evaluation.seconds_before:
+                before = format_duration(evaluation.seconds_before)
+                text += f", {before} of it before the resume"
+        yield "ended", text
     elif evaluation.state == "running" and details.in_use and math.isfinite(evaluation.started):
         yield "ended", f"not yet, after {format_duration(now - evaluation.started)}"
 
@@ -210,12 +189,13 @@ def _summarize_losses(curve: Mapping[int, float]) -> str:
     if not curve:
         return "none was reported"
     lowest = min(curve, key=lambda epoch: _make_comparable(curve[epoch]))
-    shown = (
-        f"; {len(_choose_epochs(curve))} are shown, --json has all"
-        if len(curve) > _MAX_LOSSES
-        else ""
+    text = (
+        f"{format_count(len(curve), 'epoch')}, "
+        f"the lowest {format_number(curve[lowest])} after epoch {lowest}"
     )
-    return f"{format_count(len(curve), 'epoch')}, the lowest {format_number(curve[lowest])} after epoch {lowest}{shown}"
+    if len(curve) > _MAX_LOSSES:
+        text += f"; {len(_choose_epochs(curve))} are shown, --json has all"
+    return text
 
 
 def _format_losses(curve: Mapping[int, float]) -> list[str]:
@@ -236,12 +216,12 @@ def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
     final loss. The interval n is 2, 5, 10, 20 and so on.
     """
     epochs = sorted(curve)
+    if not epochs:
+        return []
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)
-    lowest = min(epochs, key=lambda epoch: _make_comparable(curve[epoch]), default=0)
-    return sorted(
-        {*epochs[step - 1 :: step], *epochs[:1], *epochs[-1:], *([lowest] if epochs else [])}
-    )
+    lowest = min(epochs, key=lambda epoch: _make_comparable(curve[epoch]))
+    return sorted({*epochs[step - 1 :: step], epochs[0], epochs[-1], lowest})
 
 
 def _make_comparable(loss: float) -> float:
@@ -249,9 +229,6 @@ def _make_comparable(loss: float) -> float:
 
 
 def _describe_log(log_end: LogTail) -> str:
-    skipped = (
-        f"without its first {format_count(log_end.lines_before, 'line')}, "
-        if log_end.lines_before
-        else ""
-    )
-    return f"{skipped}{log_end.path}"
+    if not log_end.lines_before:
+        return str(log_end.path)
+    return f"without its first {format_count(log_end.lines_before, 'line')}, {log_end.path}"

@@ -1,15 +1,14 @@
-"""Export a run as a table with a row per evaluation, for pandas, spreadsheets and other programs."""
+"""Export a run as a table with a row per evaluation, for pandas, spreadsheets and others."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +18,7 @@ from hpo.results.reader import RunReader
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import find_front
 from hpo.text_format import escape_invisible, escape_unencodable
+from hpo.views.evaluation_details import format_time, list_fields, make_plain_value
 
 FORMATS = ("csv", "json", "parquet")
 # OWASP, "CSV Injection"; the last four are full-width.
@@ -65,31 +65,29 @@ class EvaluationTable:
 
 
 def make_evaluation_table(run: RunReader) -> EvaluationTable:
-    """Return a table of all evaluations of a run: first the search, then the confirmation of the best individuals.
+    """Return a table of all evaluations of a run: first the search, then the confirmation.
 
     Each hyperparameter of the search space has a column, even if no evaluation has a value for it.
     With several objectives, a column of booleans marks the evaluations on the Pareto front.
     """
-    evaluations, several = run.read_evaluations(), run.manifest.objectives.is_multi_objective
+    evaluations, objectives = run.read_evaluations(), run.manifest.objectives
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
-    if several:
-        best = {evaluation.trial for evaluation in find_front(evaluations, run.manifest.objectives)}
-        rows = [{**row, _FRONT_COLUMN: row["trial"] in best} for row in rows]
-    rows += [
-        _make_row(run.manifest.confirmation_study, evaluation)
-        for evaluation in run.read_confirmations(all_plans=True)
-    ]
-    params = dict.fromkeys(
-        [escape_unencodable(PARAM_PREFIX + name) for name in run.manifest.space]
-        + _find_columns(PARAM_PREFIX, rows),
-        "any",
-    )
-    metrics = dict.fromkeys(sorted(_find_columns(METRIC_PREFIX, rows)), "number")
+    front_column = {}
+    if objectives.is_multi_objective:
+        front_column = {_FRONT_COLUMN: "truth"}
+        on_front = {evaluation.trial for evaluation in find_front(evaluations, objectives)}
+        for row in rows:
+            row[_FRONT_COLUMN] = row["trial"] in on_front
+    confirmations = run.read_confirmations(all_plans=True)
+    rows += [_make_row(run.manifest.confirmation_study, each) for each in confirmations]
+    space = [escape_unencodable(PARAM_PREFIX + name) for name in run.manifest.space]
+    params = [*space, *_find_columns(PARAM_PREFIX, rows)]
+    metrics = sorted(_find_columns(METRIC_PREFIX, rows))
     columns = {
         **_FIRST_COLUMNS,
-        **({_FRONT_COLUMN: "truth"} if several else {}),
-        **params,
-        **metrics,
+        **front_column,
+        **dict.fromkeys(params, "any"),
+        **dict.fromkeys(metrics, "number"),
         **_LAST_COLUMNS,
     }
     return EvaluationTable(columns, [[row.get(column) for column in columns] for row in rows])
@@ -100,42 +98,14 @@ def _find_columns(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
-    has_started = evaluation.state != "waiting"
-    is_bred = has_started and not evaluation.imported_from and evaluation.confirms is None
+    losses = [evaluation.curve[epoch] for epoch in sorted(evaluation.curve)]
     row = {
-        "study": study,
-        "trial": evaluation.trial,
-        "state": evaluation.state,
-        "loss": evaluation.loss,
+        **list_fields(study, evaluation),
         **{PARAM_PREFIX + name: value for name, value in evaluation.params.items()},
         **{METRIC_PREFIX + name: value for name, value in evaluation.metrics.items()},
-        "island": evaluation.island if has_started else None,
-        "worker": evaluation.worker if has_started else None,
-        "generation": evaluation.generation if is_bred else None,
-        "propagator": evaluation.propagator or None,
-        "started": _make_datetime(evaluation.started),
-        "ended": _make_datetime(evaluation.ended),
-        "seconds": evaluation.seconds if evaluation.has_ended else None,
-        "epochs": max(evaluation.curve, default=0),
-        "failure": evaluation.failure if evaluation.state == "failed" else None,
-        "imported_from": evaluation.imported_from or None,
-        "confirms": evaluation.confirms,
-        "seed": evaluation.seed,
-        "inherits": evaluation.inherits,
-        "curve": [_make_plain_value(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
+        "curve": [make_plain_value(loss) for loss in losses],
     }
-    return {escape_unencodable(column): _make_plain_value(value) for column, value in row.items()}
-
-
-def _make_datetime(seconds: float) -> datetime | None:
-    return datetime.fromtimestamp(seconds, timezone.utc) if math.isfinite(seconds) else None
-
-
-def _make_plain_value(value: Any) -> Any:
-    """Return a value of a cell: NaN and infinity become None, and characters that UTF-8 cannot encode are escaped."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return escape_unencodable(value) if isinstance(value, str) else value
+    return {escape_unencodable(column): make_plain_value(value) for column, value in row.items()}
 
 
 def find_writer(format_name: str) -> Callable[[EvaluationTable], bytes]:
@@ -169,16 +139,16 @@ def _encode_csv(table: EvaluationTable) -> bytes:
 
 
 def _format_cell(value: Any) -> Any:
-    """Format times as ISO 8601 and lists as JSON, and escape texts that a spreadsheet would execute."""
+    """Format times as ISO 8601 and lists as JSON, and escape formulas of spreadsheets."""
     if isinstance(value, datetime):
-        return _format_time(value)
+        return format_time(value)
     if isinstance(value, list):
         return json.dumps(value)
     return _escape_formula(value) if isinstance(value, str) else value
 
 
 def _escape_formula(text: str) -> str:
-    """Escape control characters, and put an apostrophe before a text that spreadsheets would read as a formula."""
+    """Escape control characters, and put an apostrophe before a formula of spreadsheets."""
     shown = "".join(escape_invisible(c) if _is_control(c) else c for c in text)
     return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
 
@@ -191,12 +161,8 @@ def _is_control(character: str) -> bool:
 
 def _encode_json(table: EvaluationTable) -> bytes:
     rows = [dict(zip(table.column_types, row, strict=True)) for row in table.rows]
-    lines = ",\n ".join(json.dumps(row, default=_format_time, allow_nan=False) for row in rows)
+    lines = ",\n ".join(json.dumps(row, default=format_time, allow_nan=False) for row in rows)
     return f"[{lines}]\n".encode()
-
-
-def _format_time(time: datetime) -> str:
-    return time.isoformat(timespec="microseconds")
 
 
 def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:

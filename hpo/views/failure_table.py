@@ -15,8 +15,7 @@ from hpo.results.display_names import collect_names, name_params
 from hpo.results.failures import format_reason
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import cut_text, format_tenths, format_value, make_printable, make_show_command
-from hpo.views.individual_table import MAX_HYPERPARAMETERS
-from hpo.views.table_format import format_table, make_table
+from hpo.views.tables import MAX_HYPERPARAMETERS, format_table, make_table
 
 # Characters of the column of failures, even if the table is then wider than the terminal.
 _MIN_FAILURE_WIDTH = 40
@@ -25,11 +24,10 @@ _GAP = 3  # characters between columns
 
 
 def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
-    """Return lines with a table of the latest `n` failed evaluations, and a command that shows more about the first.
+    """Return a table of the latest `n` failed evaluations, and a command that shows more.
 
     Args:
         failed: All failed evaluations, the latest first.
-        n: Maximum number of rows.
         run_dir: The run directory, for the command.
     """
     if not failed:
@@ -43,7 +41,8 @@ def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[s
     # The right edge of the table is a space.
     whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1
     text = format_table("Failed", _make_failure_table(shown, reasons), width=whole)
-    more = f"{make_show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
+    latest = shown[0].label
+    more = f"{make_show_command(run_dir, latest)} shows everything about trial {latest}"
     if (many := len(_find_param_names(shown))) > MAX_HYPERPARAMETERS:
         more += f", including its {many} hyperparameters"
     return [text, make_printable(f"{_describe_count(len(shown), len(failed))}; {more}")]
@@ -57,16 +56,13 @@ def _truncate(reason: str, room: int) -> str:
 
 def _describe_count(shown: int, failed: int) -> str:
     if shown < failed:
-        return (
-            f"the latest {shown} of {failed} failures"
-            if shown > 1
-            else f"the latest of {failed} failures"
-        )
+        latest = f"the latest {shown}" if shown > 1 else "the latest"
+        return f"{latest} of {failed} failures"
     return f"all {failed} failures" if failed > 1 else "the only failure"
 
 
 def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
-    """Return a table with a row per evaluation. If `reasons` are given, they are the final column."""
+    """Return a table with a row per evaluation, and with `reasons` as its final column if given."""
     columns = [
         ("trial", [evaluation.label for evaluation in failed]),
         ("island", [str(evaluation.island) for evaluation in failed]),
@@ -77,15 +73,8 @@ def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = (
     names = name_params(_find_param_names(failed), [*(name for name, _ in columns), "failure"])
     if len(names) <= MAX_HYPERPARAMETERS:  # More columns would leave no space for the reasons.
         for name, shown in names.items():
-            columns.append(
-                (
-                    shown,
-                    [
-                        cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE)
-                        for evaluation in failed
-                    ],
-                )
-            )
+            values = [format_value(evaluation.params.get(name, "")) for evaluation in failed]
+            columns.append((shown, [cut_text(value, _LONGEST_VALUE) for value in values]))
     if not reasons:
         return make_table(columns)
     table = make_table([*columns, ("failure", list(reasons))])

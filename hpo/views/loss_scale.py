@@ -1,4 +1,4 @@
-"""Choose the range of losses that a figure shows. It excludes extreme losses, which would flatten all others."""
+"""Choose the range of losses in a figure, without extreme losses, which would flatten others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LossScale:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the scale is logarithmic, because `lowest` is positive and `highest` over 20 times as high."""
+        """Whether `lowest` is positive and `highest` over 20 times as high."""
         return self.lowest > 0 and self.highest / self.lowest > _MAX_LINEAR_RATIO
 
     def is_out_of_range(self, loss: float) -> bool:
@@ -43,10 +43,10 @@ class LossScale:
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def compute_loss(self, fraction: float) -> float:
-        """Return the loss at a position on the scale: `lowest` at 0, `highest` at 1. The result is always finite.
+        """Return the loss at a position on the scale: `lowest` at 0, `highest` at 1.
 
-        If `lowest` equals `highest`, the scale is as long as the absolute value of this loss, or 1
-        for a loss of 0.
+        The result is always finite. If `lowest` equals `highest`, the scale is as long as the
+        absolute value of this loss, or 1 for a loss of 0.
         """
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
@@ -76,7 +76,7 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
 
     Args:
         losses: Losses of all complete evaluations, which determine the usual loss; default:
-        `drawn_losses`.
+            `drawn_losses`.
     """
     shown = sorted(loss for loss in drawn_losses if math.isfinite(loss))
     if not shown:
@@ -105,7 +105,7 @@ def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to `limit`; `scale` if it would shrink by less than half."""
+    """Return a scale that ends at the highest loss up to `limit`, if that halves it at least."""
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
     return LossScale(scale.lowest, inside[-1]) if worth_it else scale

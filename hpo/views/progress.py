@@ -1,4 +1,4 @@
-"""Print the progress of a run: a line for each evaluation that ends, and every 30 seconds the remaining time."""
+"""Print a line for each evaluation that ends, and every 30 seconds the remaining time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,39 @@ from hpo.store.pareto_front import FrontArchive
 from hpo.text_format import (
     cut_text,
     format_duration,
+    format_named_values,
     format_number,
     format_tenths,
     format_value,
     make_printable,
 )
-from hpo.views.front_text import format_best_so_far
-from hpo.views.pace import compute_pace
+from hpo.views.times import compute_pace
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0
 _RESERVED_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds")
 
 
+def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
+    """Return the best result as text that begins a line of progress; "" before the first result.
+
+    Args:
+        best: The evaluation with the lowest loss.
+        on_front: Number of individuals on the front; 0 if the loss is the only objective.
+    """
+    if best is None:
+        return ""
+    found = f"front of {on_front}, lowest loss" if on_front else "best so far"
+    params = format_named_values(best.params)
+    return f"{found} {format_number(best.loss)} (trial {best.trial}: {params}), "
+
+
 class ProgressLines:
-    """Formats a line for each evaluation that ends, and marks new best evaluations or new members of the front.
+    """Formats a line for each evaluation that ends, with a mark if it is a new best.
 
     Args:
         past: Evaluations recorded so far. Those that have ended get no line.
-        budget: Number of evaluations that the run has to do. Callers may change this attribute
-            later.
+        budget: Number of evaluations that the run has to do. Callers may change this attribute.
     """
 
     def __init__(
@@ -62,7 +75,7 @@ class ProgressLines:
 
     @property
     def done_count(self) -> int:
-        """Number of individuals with a trial that has ended (complete, pruned, paused or failed)."""
+        """Number of individuals with a trial that has ended."""
         return len(self._done)
 
     @property
@@ -72,7 +85,7 @@ class ProgressLines:
         return format_best_so_far(find_best(found), len(found) if self._several else 0)
 
     def take_ended(self, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-        """Return the `evaluations` that have ended and were not returned earlier, in the order in which they ended."""
+        """Return the evaluations that have ended and were not returned earlier, sorted by end."""
         ended = []
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.trial):
             find_root(evaluation, self._roots)
@@ -86,25 +99,23 @@ class ProgressLines:
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
-        loss = (
-            format_number(evaluation.loss)
-            if evaluation.state == "complete"
-            else evaluation.end_state
-        )
+        loss = evaluation.end_state
+        if evaluation.state == "complete":
+            loss = format_number(evaluation.loss)
         seconds = format_tenths(evaluation.seconds)
-        what = confirms + self._align_values(
-            merge_params_and_metrics(evaluation.params, evaluation.metrics, _RESERVED_COLUMNS)
-        )
+        values = merge_params_and_metrics(evaluation.params, evaluation.metrics, _RESERVED_COLUMNS)
+        what = confirms + self._align_values(values)
         if evaluation.failure:
             what += f"  {cut_text(evaluation.failure)}"
         return (
             f"{self.done_count:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  "
             f"{evaluation.worker:>6}  "
-            f"{evaluation.generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  {seconds:>7}  {what}"
+            f"{evaluation.generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  "
+            f"{seconds:>7}  {what}"
         )
 
     def _align_values(self, values: dict[str, object]) -> str:
-        """Return names and values as text in columns. Each column is as wide as its longest text so far."""
+        """Return names and values in columns, each as wide as its longest text so far."""
         texts = []
         for name, item in values.items():
             text = f"{make_printable(name)}={format_value(item)}"
@@ -179,18 +190,13 @@ class ProgressPrinter:
             self._print_line(self._format_estimate())
 
     def _format_estimate(self) -> str:
-        now = compute_pace(
-            list(self._evaluations.values()),
-            self._budget - self._lines.done_count,
-            -math.inf,
-            time.time(),
-        )
-        left = (
-            "nothing yet"
-            if now.seconds_left is None
-            else f"about {format_duration(now.seconds_left)} left"
-        )
-        return f"-- {self._lines.best_text}{format_duration(self._estimated_at - self._started_at)} gone, {left}"
+        remaining = self._budget - self._lines.done_count
+        pace = compute_pace(list(self._evaluations.values()), remaining, -math.inf, time.time())
+        left = "nothing yet"
+        if pace.seconds_left is not None:
+            left = f"about {format_duration(pace.seconds_left)} left"
+        gone = format_duration(self._estimated_at - self._started_at)
+        return f"-- {self._lines.best_text}{gone} gone, {left}"
 
     def _print_line(self, line: str) -> None:
         print(make_printable(line), file=self._out, flush=True)

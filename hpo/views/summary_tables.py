@@ -11,8 +11,7 @@ from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import FailureKind
 from hpo.results.summary import COUNTED_STATES, PropagatorResult, Summary
-from hpo.store.evaluations import Evaluation
-from hpo.store.pareto_front import compute_costs, select_far_apart
+from hpo.store.evaluations import Evaluation, format_label
 from hpo.text_format import (
     cut_text,
     format_count,
@@ -24,18 +23,25 @@ from hpo.text_format import (
     make_printable,
     make_show_command,
 )
-from hpo.views.confirmation_text import describe_confirmed, format_confirmed
-from hpo.views.front_text import (
+from hpo.views.result_text import (
+    describe_confirmed,
     describe_front,
     describe_hypervolume,
+    format_expected_loss,
     format_trial,
-    group_ties,
     make_improved_heading,
+    make_prior_columns,
+    make_rung_columns,
     put_objectives_first,
+    select_front_rows,
 )
-from hpo.views.individual_table import find_important_names, format_individuals
-from hpo.views.summary_text import format_expected_loss, make_prior_columns, make_rung_columns
-from hpo.views.table_format import format_table, make_empty_table, make_table
+from hpo.views.tables import (
+    find_important_names,
+    format_individuals,
+    format_table,
+    make_empty_table,
+    make_table,
+)
 
 _MAX_REASONS = 10
 _MAX_FRONT_ROWS = 20  # rows in the table of the front, or --top-n if that is larger
@@ -45,7 +51,7 @@ RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds"
 
 
 def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = False) -> None:
-    """Print the best individuals of each island and of the whole run, and the counts of evaluations.
+    """Print the best individuals of each island and of the run, and the counts of evaluations.
 
     Args:
         run_dir: The run directory, which printed commands name.
@@ -57,7 +63,7 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
             print(_format_entries(f"Island {island}", best, summary, run_dir))
     print(_format_best(summary, run_dir, shows_expected_loss))
     if summary.confirmed:
-        print(format_confirmed(summary, run_dir))
+        print(_format_confirmed(summary, run_dir))
         if not summary.unconfirmed:
             positions = [str(position) for position in range(1, 1 + len(summary.confirmed))]
             lines = (
@@ -66,9 +72,8 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
             )
             print(*lines, "", sep="\n")
     if summary.best:
-        print(
-            _format_propagators(summary.propagators, make_improved_heading(summary.run.objectives))
-        )
+        improved = make_improved_heading(summary.run.objectives)
+        print(_format_propagators(summary.propagators, improved))
     print(_format_search(summary), end="")
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
@@ -90,7 +95,7 @@ def print_times(wall_seconds: float, worker_busy_fraction: float) -> None:
 
 
 def print_advice(advice: Sequence[Advice]) -> None:
-    """Print recommended next steps, each with its evidence and command; print nothing without advice."""
+    """Print recommended next steps, if any, each with its evidence and command."""
     lines = ["", "What to do next"] if advice else []
     for item in advice:
         for text, first in ((item.text, "- "), (item.evidence, "  ")):
@@ -116,22 +121,22 @@ def _format_best(summary: Summary, run_dir: Path, shows_expected_loss: bool) -> 
 
 
 def _format_front(summary: Summary, run_dir: Path) -> str:
-    """Return the table of the Pareto front. Of a long front, only individuals that are far apart are shown."""
+    """Return the table of the Pareto front; of a long front, individuals that are far apart."""
     objectives = summary.run.objectives
     front = summary.front
-    most = max(_MAX_FRONT_ROWS, len(summary.top))
-    individuals, ties = group_ties(front, objectives) if len(front) > most else (front, {})
-    positions = select_far_apart(compute_costs(individuals, objectives), most)
-    shown = [individuals[position] for position in positions]
-    lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
-    lines += textwrap.wrap(
-        make_printable(describe_hypervolume(summary.hypervolume, objectives)), _LINE_WIDTH
+    shown, ties = select_front_rows(front, objectives, max(_MAX_FRONT_ROWS, len(summary.top)))
+    sentences = (
+        describe_front(len(front), objectives),
+        describe_hypervolume(summary.hypervolume, objectives),
     )
+    lines = []
     if rest := len(front) - len(shown):
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
-        hint = "; +1 is another trial with the same values" if len(individuals) < len(front) else ""
+        hint = "; +1 is another trial with the same values" if ties else ""
         count = format_count(rest, "other")
-        lines.insert(0, make_printable(f"{count} of the front: {command} shows all{hint}"))
+        lines.append(make_printable(f"{count} of the front: {command} shows all{hint}"))
+    for sentence in sentences:
+        lines += textwrap.wrap(make_printable(sentence), _LINE_WIDTH)
     table = _format_entries("The Pareto front", shown, summary, run_dir, ties)
     return "\n".join([table + lines[0], *lines[1:], ""])
 
@@ -143,36 +148,63 @@ def _format_entries(
     run_dir: Path,
     ties: Mapping[int, int] | None = None,
 ) -> str:
-    found = sorted({name for entry in entries for name in entry.metrics})
-    metrics = put_objectives_first(found, summary.run.objectives)
-    names = name_metrics(
-        metrics, collect_names(entry.params for entry in entries), RESERVED_COLUMNS
+    metrics = put_objectives_first(
+        sorted({name for entry in entries for name in entry.metrics}), summary.run.objectives
     )
+    params = [entry.params for entry in entries]
+    names = name_metrics(metrics, collect_names(params), RESERVED_COLUMNS)
+    values = {name: [entry.metrics.get(name) for entry in entries] for name in metrics}
     left = [
         ("loss", format_numbers([entry.loss for entry in entries])),
-        *(
-            (names[name], format_numbers([entry.metrics.get(name) for entry in entries]))
-            for name in metrics
-        ),
+        *((names[name], format_numbers(values[name])) for name in metrics),
     ]
-    right = [("trial", [format_trial(entry.trial, ties or {}) for entry in entries])]
-    right.append(("island", [str(entry.island) for entry in entries]))
-    right.append(("worker", [str(entry.worker) for entry in entries]))
-    right.append(("generation", [str(entry.generation) for entry in entries]))
-    right.append(("seconds", [format_tenths(entry.seconds) for entry in entries]))
+    right = [
+        ("trial", [format_trial(entry.trial, ties or {}) for entry in entries]),
+        ("island", [str(entry.island) for entry in entries]),
+        ("worker", [str(entry.worker) for entry in entries]),
+        ("generation", [str(entry.generation) for entry in entries]),
+        ("seconds", [format_tenths(entry.seconds) for entry in entries]),
+    ]
     if any(entry.inherits is not None for entry in entries):
-        right.append(("inherits", [_format_parent(entry) for entry in entries]))
+        parents = ["" if entry.inherits is None else f"from {entry.inherits}" for entry in entries]
+        right.append(("inherits", parents))
     if any(entry.imported_from for entry in entries):
         right.append(("imported from", [entry.imported_from for entry in entries]))
     more = make_show_command(run_dir, str(entries[0].trial))
-    params = [entry.params for entry in entries]
     return format_individuals(
         title, params, left, right, more, lambda: find_important_names(summary)
     )
 
 
-def _format_parent(entry: Evaluation) -> str:
-    return "" if entry.inherits is None else f"from {entry.inherits}"
+def _format_confirmed(summary: Summary, run_dir: Path) -> str:
+    """Return a table of the confirmed individuals, with mean and deviation of losses over seeds."""
+    entries = summary.confirmed
+    searched = [summary.get_evaluation(entry.trial) for entry in entries]
+    answers = {True: "yes", False: "no", None: ""}
+    left = [
+        ("mean loss", format_numbers([entry.mean for entry in entries])),
+        ("deviation", [_format_optional(entry.deviation) for entry in entries]),
+        ("seeds", [str(len(entry.losses) + entry.failed) for entry in entries]),
+        ("failed", [str(entry.failed or "") for entry in entries]),
+        ("loss before", format_numbers([evaluation.loss for evaluation in searched])),
+    ]
+    right = [
+        ("trial", [str(entry.trial) for entry in entries]),
+        ("may be best", [answers[entry.may_be_best] for entry in entries]),
+        ("worse by at most", [_format_optional(entry.worse_by_at_most) for entry in entries]),
+    ]
+    return format_individuals(
+        "Confirmed with other seeds",
+        [evaluation.params for evaluation in searched],
+        left,
+        right,
+        make_show_command(run_dir, str(entries[0].trial)),
+        lambda: find_important_names(summary),
+    )
+
+
+def _format_optional(number: float | None) -> str:
+    return "" if number is None else format_number(number)
 
 
 def _format_propagators(entries: Sequence[PropagatorResult], improved_heading: str) -> str:
@@ -181,9 +213,9 @@ def _format_propagators(entries: Sequence[PropagatorResult], improved_heading: s
     for column in ("evaluations", improved_heading, "own best"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in entries:
-        own_best = "" if entry.best is None else format_number(entry.best)
         name = make_printable(entry.propagator)
-        table.add_row(name, str(entry.evaluations), str(entry.improved), own_best)
+        counts = (str(entry.evaluations), str(entry.improved))
+        table.add_row(name, *counts, _format_optional(entry.best))
     return format_table("Propagators", table)
 
 
@@ -200,7 +232,7 @@ def _format_search(summary: Summary) -> str:
 
 
 def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
-    """Return a table of the best individual and its ancestors, with the hyperparameters that changed between them."""
+    """Return a table of the best and its ancestors, with the hyperparameters that changed."""
     names = collect_names(evaluation.params for evaluation in ancestry)
     columns = [
         ("trial", [str(evaluation.trial) for evaluation in ancestry]),

@@ -23,7 +23,7 @@ from hpo.results.reader import RunReader
 from hpo.run.initial_evaluations import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
-from hpo.views.confirmation_text import describe_confirmed
+from hpo.views.result_text import describe_confirmed
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, wait_for_job
 from tests.support.limits import scale

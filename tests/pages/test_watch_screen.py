@@ -23,10 +23,9 @@ from hpo.errors import UsageError
 from hpo.results.reader import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.views.live.app import RunUpdated, WatchApp
-from hpo.views.live.plot import plot_steps
 from hpo.views.live.run_status import RunStatus, compute_run_status
 from hpo.views.live.table_rows import RowOrder, make_columns
-from hpo.views.live.table_widget import Table
+from hpo.views.live.widgets import Table, plot_steps
 from tests.support.evaluations import make_evaluation
 from tests.support.limits import scale
 from tests.support.runs import make_manifest, start_session
@@ -127,7 +126,7 @@ def press_and_read_screen(
 
 
 def make_evaluations() -> list[Evaluation]:
-    """Return 14 evaluations: one is pruned, three have failed, two are running, and the others are complete."""
+    """Return 14 evaluations: a pruned one, three failed, two running, and eight complete ones."""
     evaluations = []
     for trial in range(14):
         params = {
@@ -375,8 +374,8 @@ def test_evaluation_screen_updates_while_running(tmp_path: Path) -> None:
         (
             {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
             "stopped  14/100 evaluations",
-            "a target. To resume: the same command with --run-dir runs/name --resume and a lower "
-            "one",
+            "a target. To resume: the same command with "
+            "--run-dir runs/name --resume and a lower one",
         ),
         (
             {"is_in_use": False, "holder": "process 7 on here since 2026"},
@@ -503,8 +502,8 @@ def test_plot_steps_draws_decreasing_loss() -> None:
 def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1, losses=2)
     code = (
-        "import sys\nfrom hpo.cli import main\ntry: main()\nfinally: assert 'textual' not in "
-        "sys.modules"
+        "import sys\nfrom hpo.cli import main\n"
+        "try: main()\nfinally: assert 'textual' not in sys.modules"
     )
     for arguments in (
         ["--help"],

@@ -13,15 +13,14 @@ from hpo.results.reader import RunReader
 from hpo.results.summary import compute_busy_fraction, make_summary_content
 from hpo.text_format import format_duration
 from hpo.trackers.tracker import collect_results, find_timestamp
-from hpo.views.evaluation_details import make_json_content
-from hpo.views.evaluation_lookup import EvaluationLookup
+from hpo.views.evaluation_details import EvaluationLookup, make_json_content
 from hpo.views.evaluation_text import format_evaluation
 from hpo.views.export import make_evaluation_table
 from hpo.views.live.table_rows import make_columns
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines
 from hpo.views.summary_tables import print_tables, print_times
-from hpo.views.working_time import WorkingTime
+from hpo.views.times import WorkingTime
 from tests.support.runs import START_SECONDS, add_evaluation, make_run, start_session
 
 BACK = -7184.1  # duration of an evaluation in seconds, after the clock was set back

@@ -17,7 +17,7 @@ from hpo.results.confirmation import (
     count_seeds_needed,
 )
 from hpo.store.evaluations import Evaluation
-from hpo.views.confirmation_text import describe_comparison
+from hpo.views.result_text import describe_comparison
 from tests.support.evaluations import make_evaluation
 
 

@@ -26,8 +26,7 @@ from hpo.store.run_dir import RunDir
 from hpo.store.weights import BestWeights, make_weights_path
 from hpo.trainer.state_files import write_tensors
 from hpo.views.export import find_writer, make_evaluation_table
-from hpo.views.live.run_header import format_header
-from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.live.run_watch import RunListing
 from hpo.views.live.table_rows import make_island_rows
 from hpo.views.page.front_figures import draw_fronts, draw_hypervolume
@@ -191,8 +190,8 @@ def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) ->
     trials = re.findall(r"^ *\d+ +[\d.]+ +\d+ .*?(\d+ \+\d+) ", text, re.MULTILINE)
     assert trials == [*(f"{trial} +3" for trial in range(6)), "6 +2", "7 +2"]
     assert (
-        "22 others of the front: hpo top run -n 30 shows all; +1 is another trial with the same "
-        "values" in text
+        "22 others of the front: hpo top run -n 30 shows all; "
+        "+1 is another trial with the same values" in text
     )
     print_tables(Summary(evaluations, run, 30), Path("run"))
     text = capsys.readouterr().out.split("The Pareto front\n")[1]
@@ -237,8 +236,8 @@ def test_front_table_replaces_the_table_of_all_islands(
     )
     assert " ".join(rows).split(about)[1].startswith(" (maximised).")
     assert (
-        "of the box between loss 0.25, parameters 50, speed 9 and loss 0.635, parameters 325, "
-        "speed 0.2." in " ".join(rows)
+        "of the box between loss 0.25, parameters 50, speed 9 "
+        "and loss 0.635, parameters 325, speed 0.2." in " ".join(rows)
     )
     assert "joined the front" in text
 
@@ -294,8 +293,8 @@ def test_best_by_prints_the_best_in_one_objective(tmp_path: Path, hpo: Hpo) -> N
     status, out, said = hpo("best", path, "--by", "parameter")
     assert (status, out) == (2, "")
     assert (
-        "--by must be an objective of this run (loss, parameters, speed), got parameter. Did you "
-        "mean parameters?" in said
+        "--by must be an objective of this run (loss, parameters, speed), got parameter. "
+        "Did you mean parameters?" in said
     )
     only = make_front_run(tmp_path / "only", Objectives()).run_dir.path
     assert hpo("best", only, "--by", "loss")[2] == hpo("best", only)[2]

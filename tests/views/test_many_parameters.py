@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hpo import Categorical, Float, SearchSpace
 from hpo.results.reader import RunReader
-from hpo.views.evaluation_lookup import EvaluationLookup
+from hpo.views.evaluation_details import EvaluationLookup
 from hpo.views.failure_table import format_failed
 from hpo.views.page.html_report import render_report
 from hpo.views.summary_tables import print_tables
@@ -23,7 +23,7 @@ DIFFERENT = [f"parameter_{n}" for n in range(5, 150, 12)][:12]
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunReader:
-    """Return a run in which twelve hyperparameters differ much between individuals, and the others differ little."""
+    """Return a run in which only twelve hyperparameters differ much between individuals."""
     record, rng = make_run(tmp_path / "run", SPACE), random.Random(0)
     for trial in range(24):
         params = {

@@ -1,4 +1,4 @@
-"""Test hyperparameters and metrics with equal or reserved names: all are shown, with distinct names."""
+"""Test that hyperparameters and metrics with equal or reserved names get distinct names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hpo import Categorical, Float, SearchSpace
 from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
 from hpo.trackers.tracker import collect_results, convert_params
-from hpo.views.live.run_header import format_header
-from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.live.table_rows import make_columns
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines

@@ -11,8 +11,7 @@ from hpo.results.reader import RunSnapshot
 from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_number, format_numbers
-from hpo.views.live.run_header import format_header
-from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.progress import ProgressLines
 from hpo.views.summary_tables import print_tables
 from tests.support.evaluations import make_evaluation

@@ -1,4 +1,4 @@
-"""Test the status of a run for `hpo watch`: pace, phases, islands and workers, and its output without a screen."""
+"""Test the status of a run for `hpo watch`, and its output without a screen."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_clock
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_header import format_header
-from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.live.table_rows import make_rung_rows
-from hpo.views.working_time import WorkingTime
+from hpo.views.times import WorkingTime
 from tests.support.evaluations import make_evaluation
 from tests.support.limits import scale
 from tests.support.runs import QUICK, claim_evaluation, start_session

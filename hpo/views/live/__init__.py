@@ -1,1 +1,1 @@
-"""Show a run in a terminal while it is active: its status, the screen of `hpo watch`, and plain lines."""
+"""Show a run in a terminal while it is active: its status, screens, and plain lines."""

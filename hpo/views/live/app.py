@@ -1,4 +1,7 @@
-"""Define the screen of `hpo watch`: tabs with the run's status, and evaluations that can be sorted and filtered."""
+"""Define the screens of `hpo watch`: tabs with the run's status, and one evaluation.
+
+Evaluations can be sorted and filtered.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal
+from textual.containers import Horizontal, VerticalScroll
 from textual.events import Mount
 from textual.message import Message
+from textual.screen import Screen
 from textual.widgets import Footer, HelpPanel, Input, Static, TabbedContent, TabPane, Tabs
 
 from hpo.results.reader import RunSnapshot
@@ -26,11 +30,9 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import select_top
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_clock, format_count, make_printable
-from hpo.views.evaluation_lookup import EvaluationLookup
-from hpo.views.live.evaluation_screen import EvaluationScreen
-from hpo.views.live.plot import Plot
-from hpo.views.live.run_header import format_header
-from hpo.views.live.run_status import RunStatus
+from hpo.views.evaluation_details import EvaluationLookup
+from hpo.views.evaluation_text import format_evaluation
+from hpo.views.live.run_status import RunStatus, format_header
 from hpo.views.live.table_rows import (
     RowOrder,
     TableRows,
@@ -40,11 +42,61 @@ from hpo.views.live.table_rows import (
     make_rung_rows,
     make_worker_rows,
 )
-from hpo.views.live.table_widget import Table
+from hpo.views.live.widgets import Plot, Table
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
 _QUIT_TOOLTIP = "the run continues"
 _MAX_BEST = 10  # individuals in the overview of an ended run
+
+
+class EvaluationScreen(Screen[None]):
+    """Screen with all facts about one evaluation."""
+
+    BINDINGS: ClassVar[list[Any]] = [Binding("escape", "app.pop_screen", "close")]
+    CSS = "EvaluationScreen Static { padding: 0 1; }"
+
+    @dataclass
+    class DetailsRead(Message):
+        """Message to the screen with all facts about the evaluation, as lines of text."""
+
+        lines: list[str]
+
+    def __init__(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
+        super().__init__()
+        self.evaluation = evaluation
+        self._lookup = lookup
+
+    def compose(self) -> ComposeResult:
+        """Create the plot and the text."""
+        yield Static(id="title")
+        yield Plot()
+        with VerticalScroll():
+            yield Static(id="text")
+        yield Footer()
+
+    @on(Mount)
+    def _show_initial(self) -> None:
+        self.show(self._lookup, self.evaluation)
+
+    def show(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
+        """Show the current state of an evaluation."""
+        self._lookup, self.evaluation = lookup, evaluation
+        curve = sorted(evaluation.curve.items())
+        first, last = (curve[0][0], curve[-1][0]) if curve else (0, 0)
+        points = [(float(step - first), loss) for step, loss in curve]
+        self.query_one(Plot).plot("loss by epoch", points, [], (str(first), str(last)))
+        self.run_worker(self._read_details, thread=True, exclusive=True)
+
+    def _read_details(self) -> None:
+        """Collect the details, in a thread of Textual, because reading the log may be slow."""
+        details = self._lookup.collect_details(self.evaluation)
+        lines = format_evaluation(details, self._lookup.run_dir.path, "", time.time())
+        self.post_message(self.DetailsRead(lines))
+
+    @on(DetailsRead)
+    def _show_details(self, event: DetailsRead) -> None:
+        self.query_one("#title", Static).update(Text(event.lines[0], "bold"))
+        self.query_one("#text", Static).update(Text("\n".join(event.lines[1:])))
 
 
 @dataclass
@@ -60,7 +112,7 @@ class WatchApp(App[int]):
 
     Args:
         updates: Yields a snapshot of the run, its status, and the seconds to wait before the next
-        update.
+            update.
 
     Attributes:
         run_status: The latest status; None before the first update.
@@ -171,40 +223,34 @@ class WatchApp(App[int]):
         (self._tabs.show_tab if run.rungs else self._tabs.hide_tab)("rungs")
         if tab == "overview":
             main.query_one("#head", Static).update(Text("\n").join(head))
-            points = [
-                *run.improvements,
-                *((run.working_seconds, loss) for _, loss in run.improvements[-1:]),
-            ]
-            main.query_one(Plot).plot(
-                "best loss over time",
-                points,
-                run.losses,
-                ("0:00", format_clock(run.working_seconds)),
-            )
+            until_now = [(run.working_seconds, loss) for _, loss in run.improvements[-1:]]
+            points = [*run.improvements, *until_now]
+            ends = ("0:00", format_clock(run.working_seconds))
+            main.query_one(Plot).plot("best loss over time", points, run.losses, ends)
         self._table.show(self._make_rows(tab, run), from_first)
 
     def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
-        evaluations, choice = self._evaluations, self._row_order
-        if tab == "overview" and not run.running and not run.idle_workers:
-            evaluations = select_top(
-                self._snapshot.evaluations if self._snapshot else [], _MAX_BEST, run.objectives
-            )
-            choice = RowOrder("loss", reverse=False)
-        elif tab != "evaluations":
-            return {
-                "overview": lambda: make_worker_rows(run),
-                "failures": lambda: make_failure_rows(evaluations),
-                "rungs": lambda: make_rung_rows(run),
-                "islands": lambda: make_island_rows(run),
-                "workers": lambda: make_worker_rows(run, evaluations),
-            }[tab]()
+        if tab == "overview" and (run.running or run.idle_workers):
+            return make_worker_rows(run)
+        if tab == "failures":
+            return make_failure_rows(self._evaluations)
+        if tab == "rungs":
+            return make_rung_rows(run)
+        if tab == "islands":
+            return make_island_rows(run)
+        if tab == "workers":
+            return make_worker_rows(run, self._evaluations)
+        evaluations, order = self._evaluations, self._row_order
+        if tab == "overview":
+            searched = self._snapshot.evaluations if self._snapshot else []
+            evaluations = select_top(searched, _MAX_BEST, run.objectives)
+            order = RowOrder("loss", reverse=False)
         columns = make_columns(evaluations, run.objectives, run.at)
         self._headings = [column.heading for column in columns]
-        rows = choice.make_rows(evaluations, columns)
-        some = f"{len(rows.keys)} of " if choice.filter_words else ""
-        self.screen_stack[0].query_one("#count", Static).update(
-            f"{some}{format_count(len(evaluations), 'evaluation')}"
-        )
+        rows = order.make_rows(evaluations, columns)
+        some = f"{len(rows.keys)} of " if order.filter_words else ""
+        count = f"{some}{format_count(len(evaluations), 'evaluation')}"
+        self.screen_stack[0].query_one("#count", Static).update(count)
         return rows
 
     @property
@@ -233,17 +279,8 @@ class WatchApp(App[int]):
 
     def _find_evaluation(self, label: str) -> tuple[EvaluationLookup, Evaluation]:
         assert self._snapshot
-        snapshot, run_dir = self._snapshot, RunDir(self._path)
-        lookup = EvaluationLookup(
-            run_dir,
-            snapshot.manifest,
-            snapshot.is_in_use,
-            snapshot.evaluations,
-            snapshot.confirmations,
-        )
-        return lookup, next(
-            evaluation for evaluation in self._evaluations if evaluation.label == label
-        )
+        lookup = EvaluationLookup(RunDir(self._path), self._snapshot)
+        return lookup, lookup.find_evaluation(label)
 
     @on(Table.Sorted)
     def _sort_rows(self, event: Table.Sorted) -> None:
@@ -261,7 +298,7 @@ class WatchApp(App[int]):
         self._table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
-        """Return whether an action of a key is available on the current screen. Textual calls it."""
+        """Return whether an action is available on the current screen. Textual calls it."""
         if isinstance(self.screen, EvaluationScreen):
             return action not in ("go", "go_by", "filter", "clear", "sort_by")
         return action != "sort_by" or self._tabs.active == "evaluations"
@@ -289,11 +326,9 @@ class WatchApp(App[int]):
             self._show_active_tab(from_first=True)
 
     def _action_copy(self) -> None:
-        opened = (
-            self.screen.evaluation.label
-            if isinstance(self.screen, EvaluationScreen)
-            else self._table.key
-        )
+        opened = self._table.key
+        if isinstance(self.screen, EvaluationScreen):
+            opened = self.screen.evaluation.label
         if opened:
             _, evaluation = self._find_evaluation(opened)
             self.copy_to_clipboard(json.dumps(evaluation.params, indent=2))

@@ -17,10 +17,13 @@ from rich.text import Text
 from hpo.results.reader import RunReader, RunSnapshot
 from hpo.store.run_dir import RunDir
 from hpo.text_format import make_printable, make_show_command
-from hpo.views.front_text import format_best_so_far
-from hpo.views.live.run_header import format_header, format_progress
-from hpo.views.live.run_status import RunStatus, compute_run_status
-from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, ProgressLines
+from hpo.views.live.run_status import (
+    RunStatus,
+    compute_run_status,
+    format_header,
+    format_progress,
+)
+from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, ProgressLines, format_best_so_far
 
 _MIN_POLL_SECONDS = 1.0
 # Of a core, used for reading; with 10,000 evaluations, this makes updates less frequent.
@@ -42,11 +45,8 @@ def watch_run(path: Path, storage: str | None = None) -> int:
         # The terminal may not support characters of hyperparameters.
         sys.stdout.reconfigure(errors="replace")
     try:
-        return (
-            _show_screen(path, storage)
-            if _has_capable_terminal()
-            else _print_listing(path, storage)
-        )
+        show = _show_screen if _has_capable_terminal() else _print_listing
+        return show(path, storage)
     except KeyboardInterrupt:
         return 0
     # The reader has closed the pipe. At its exit, Python would try to write again.
@@ -67,7 +67,7 @@ def _has_capable_terminal() -> bool:
 def _read_updates(
     path: Path, storage: str | None
 ) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
-    """Yield snapshots of a run without end, each with its status and the seconds to wait before the next snapshot.
+    """Yield snapshots of a run without end, each with its status and the seconds to wait after it.
 
     If the run is not active and its data have not changed, the previous status object is yielded.
     """
@@ -115,7 +115,7 @@ def _print_listing(path: Path, storage: str | None) -> int:
 
 
 class RunListing:
-    """Formats a line for each evaluation that ends, and every 30 seconds a line with the remaining time."""
+    """Formats a line for each evaluation that ends, and every 30 seconds the remaining time."""
 
     def __init__(self, first_snapshot: RunSnapshot, path: Path) -> None:
         self._path = path
@@ -140,10 +140,10 @@ class RunListing:
                 if stage not in self._stages_with_heading:
                     self._stages_with_heading.add(stage)
                     yield stage.heading
-                yield stage.format_line(evaluation) + (
-                    f"  ({make_show_command(self._path, evaluation.label)})"
-                    * (evaluation.state == "failed")
-                )
+                line = stage.format_line(evaluation)
+                if evaluation.state == "failed":
+                    line += f"  ({make_show_command(self._path, evaluation.label)})"
+                yield line
         if (
             time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES
             and run.done < run.total

@@ -23,56 +23,38 @@ from hpo.text_format import (
     format_value,
     make_printable,
 )
-from hpo.views.front_text import put_objectives_first
-from hpo.views.live.run_header import TEXT_STYLES
-from hpo.views.live.run_status import RunStatus
-from hpo.views.summary_text import make_rung_columns
+from hpo.views.live.run_status import TEXT_STYLES, RunStatus
+from hpo.views.result_text import make_rung_columns, put_objectives_first
 
 _LONGEST_VALUE = 24  # characters
 _LONGEST_NAME = 60
 _LONGEST_REASON = 300
 _RESERVED_COLUMNS = (
-    "trial",
-    "state",
-    "loss",
-    "seconds",
-    "epochs",
-    "island",
-    "worker",
-    "ago",
-    "failure",
+    *("trial", "state", "loss", "seconds", "epochs"),
+    *("island", "worker", "ago", "failure"),
 )
 _WORKER_COLUMNS = ("worker", "evaluated", "failed", "trial", "epochs", "loss", "for")
 
 
 class TableRows(NamedTuple):
-    """Rows of a table.
-
-    Attributes:
-        headings: Headings of the columns.
-        keys: For each row, the label of the evaluation that the user opens with it; "" if the row
-            opens none.
-        cells: Function that takes the index of a row and returns its cells.
-    """
+    """Rows of a table."""
 
     headings: Sequence[str]
+    """Headings of the columns."""
     keys: Sequence[str]
+    """For each row, the label of the evaluation that it opens; "" if it opens none."""
     cells: Callable[[int], Sequence[str | Text]]
+    """Function that takes the index of a row and returns its cells."""
 
 
 class Column(NamedTuple):
-    """A column of a table of evaluations.
-
-    Attributes:
-        heading: Heading of the column.
-        find_value: Function that returns the value by which an evaluation is sorted; None if it has
-            no value.
-        format_value: Function that returns the text of an evaluation's cell.
-    """
+    """A column of a table of evaluations."""
 
     heading: str
     find_value: Callable[[Evaluation], Any]
+    """Function that returns the value by which an evaluation is sorted; None without a value."""
     format_value: Callable[[Evaluation], str | Text]
+    """Function that returns the text of an evaluation's cell."""
 
 
 @dataclass
@@ -94,89 +76,69 @@ class RowOrder:
         self.heading, self.reverse = heading, heading == self.heading and not self.reverse
 
     def make_rows(self, evaluations: Sequence[Evaluation], columns: Sequence[Column]) -> TableRows:
-        """Return the rows that match the filter, sorted by the column `heading`, which gets an arrow.
+        """Return the rows that match the filter, sorted by a column, whose heading gets an arrow.
 
         Evaluations without a value in this column come last.
         """
         words = self.filter_words.lower().split()
-        sort_column = next(
-            (column for column in columns if column.heading == self.heading), columns[0]
-        )
-        chosen = [
-            (sort_column.find_value(evaluation), evaluation)
-            for evaluation in evaluations
-            if all(_matches_word(evaluation, word) for word in words)
-        ]
-        ranked = [pair for pair in chosen if pair[0] is not None]
+        by_heading = {column.heading: column for column in columns}
+        sort_column = by_heading.get(self.heading, columns[0])
+        ranked, last = [], []
+        for evaluation in evaluations:
+            if all(_matches_word(evaluation, word) for word in words):
+                value = sort_column.find_value(evaluation)
+                if value is None:
+                    last.append(evaluation)
+                else:
+                    ranked.append((value, evaluation))
         ranked.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=self.reverse)
-        shown = [
-            evaluation for _, evaluation in [*ranked, *(pair for pair in chosen if pair[0] is None)]
-        ]
+        shown = [*(evaluation for _, evaluation in ranked), *last]
         arrow = "\u25bc" if self.reverse else "\u25b2"
-        headings = [
-            f"{column.heading}{arrow if column is sort_column else ' '}" for column in columns
-        ]
         return TableRows(
-            headings,
+            [f"{column.heading}{arrow if column is sort_column else ' '}" for column in columns],
             [evaluation.label for evaluation in shown],
             lambda row: [column.format_value(shown[row]) for column in columns],
         )
 
 
 def _matches_word(evaluation: Evaluation, word: str) -> bool:
-    """Return whether a word is the trial number, or occurs in the label, state, hyperparameters or failure."""
+    """Return whether a word is the trial number, or occurs in another fact about an evaluation."""
     if word.isdigit():
         return word == str(evaluation.trial)
-    params = " ".join(f"{name}={item}" for name, item in evaluation.params.items())
-    return (
-        word in f"{evaluation.label} {evaluation.state} {params} {evaluation.failure or ''}".lower()
-    )
+    params = [f"{name}={item}" for name, item in evaluation.params.items()]
+    facts = [evaluation.label, evaluation.state, *params, evaluation.failure or ""]
+    return word in " ".join(facts).lower()
 
 
 def make_columns(
     evaluations: Sequence[Evaluation], objectives: Objectives, now: float
 ) -> list[Column]:
-    """Return the columns of a table of `evaluations`; `now` is the current time, in seconds since the epoch."""
-    params = name_params(
-        collect_names(evaluation.params for evaluation in evaluations), _RESERVED_COLUMNS
-    )
-    found = put_objectives_first(
-        sorted({name for evaluation in evaluations for name in evaluation.metrics}), objectives
-    )
-    metrics = name_metrics(found, params, _RESERVED_COLUMNS)
+    """Return the columns of a table of `evaluations`; `now` is in seconds since the epoch."""
+    params = name_params(collect_names(e.params for e in evaluations), _RESERVED_COLUMNS)
+    found = sorted({name for evaluation in evaluations for name in evaluation.metrics})
+    metrics = put_objectives_first(found, objectives)
+    metric_names = name_metrics(metrics, params, _RESERVED_COLUMNS)
     columns = [
-        Column(
-            "trial",
-            lambda evaluation: (evaluation.confirms is not None, evaluation.trial),
-            lambda evaluation: evaluation.label,
-        ),
-        Column(
-            "state",
-            lambda evaluation: evaluation.state,
-            lambda evaluation: Text(evaluation.state, TEXT_STYLES.get(evaluation.state, "")),
-        ),
-        _make_column("loss", lambda evaluation: evaluation.loss),
-        *(_make_column(shown, partial(_find_metric, name)) for name, shown in metrics.items()),
+        Column("trial", lambda e: (e.confirms is not None, e.trial), lambda e: e.label),
+        Column("state", lambda e: e.state, lambda e: Text(e.state, TEXT_STYLES.get(e.state, ""))),
+        _make_column("loss", lambda e: e.loss),
+        *(_make_column(shown, partial(_find_metric, name)) for name, shown in metric_names.items()),
         *(
             Column(_format_name(shown), partial(_find_param, name), partial(_format_param, name))
             for name, shown in params.items()
         ),
-        _make_column(
-            "seconds",
-            lambda evaluation: evaluation.seconds if evaluation.has_ended else math.nan,
-            format_tenths,
-        ),
-        _make_column("epochs", lambda evaluation: max(evaluation.curve, default=0)),
-        _make_column("island", lambda evaluation: evaluation.island),
-        _make_column("worker", lambda evaluation: evaluation.worker),
-        _make_column("ago", lambda evaluation: now - evaluation.ended, format_clock),
+        _make_column("seconds", lambda e: e.seconds if e.has_ended else math.nan, format_tenths),
+        _make_column("epochs", lambda e: max(e.curve, default=0)),
+        _make_column("island", lambda e: e.island),
+        _make_column("worker", lambda e: e.worker),
+        _make_column("ago", lambda e: now - e.ended, format_clock),
     ]
     if any(evaluation.state == "failed" for evaluation in evaluations):
         columns.append(
             Column(
                 "failure",
-                lambda evaluation: format_reason(evaluation) or None,
-                lambda evaluation: _format_reason(format_reason(evaluation)),
+                lambda e: format_reason(e) or None,
+                lambda e: _format_reason(format_reason(e)),
             )
         )
     return columns
@@ -214,20 +176,16 @@ def _find_param(name: str, evaluation: Evaluation) -> Any:
     return evaluation.params.get(name)
 
 
-def _format_param(name: str, evaluation: Evaluation | None) -> str:
-    return (
-        cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE)
-        if evaluation
-        else ""
-    )
+def _format_param(name: str, evaluation: Evaluation) -> str:
+    return cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE)
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
-    """Return a row for each reason of failures, with the count and the latest of the failed evaluations."""
-    kinds = group_failures(evaluations)
-    labels = [kind.latest.label for kind in kinds]
-    counts = [str(len(kind.failed)) for kind in kinds]
-    texts = [_format_reason(kind.reason) for kind in kinds]
+    """Return a row for each reason of failures, with their count and the latest evaluation."""
+    groups = summarize_failures(evaluations)
+    labels = [format_label(group.trial, group.confirms is not None) for group in groups]
+    counts = [str(group.count) for group in groups]
+    texts = [_format_reason(group.reason) for group in groups]
     return _make_table_rows({"count": counts, "latest": labels, "reason": texts}, labels)
 
 
@@ -239,58 +197,43 @@ def make_rung_rows(run: RunStatus) -> TableRows:
 
 def make_island_rows(run: RunStatus) -> TableRows:
     """Return a row for each island, with its best evaluation."""
-    labels = ["" if island.best is None else island.best.label for island in run.islands]
+    best = [island.best for island in run.islands]
+    labels = [evaluation.label if evaluation else "" for evaluation in best]
     columns = {
         "island": [str(island.index) for island in run.islands],
         "population": [str(island.population) for island in run.islands],
         "failed": [str(island.failed) for island in run.islands],
-        "best": [
-            "" if island.best is None else format_number(island.best.loss) for island in run.islands
-        ],
+        "best": [format_number(evaluation.loss) if evaluation else "" for evaluation in best],
         "trial": labels,
     }
     return _make_table_rows(columns, labels)
 
 
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
-    """Return a row for each worker: its running evaluation, and how many of its `evaluations` have ended or failed."""
-    ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
-    failed = Counter(
-        evaluation.worker for evaluation in evaluations if evaluation.state == "failed"
-    )
-    own = {evaluation.worker: evaluation for evaluation in run.running}
-    workers = sorted({*ended, *own, *run.idle_workers})
-    now = [own.get(worker) for worker in workers]
+    """Return a row for each worker: its running evaluation, and the counts of its `evaluations`."""
+    ended = Counter(e.worker for e in evaluations if e.has_ended_in_run)
+    failed = Counter(e.worker for e in evaluations if e.state == "failed")
+    running = {evaluation.worker: evaluation for evaluation in run.running}
+    workers = sorted({*ended, *running, *run.idle_workers})
+    now = [running.get(worker) for worker in workers]
     labels = [evaluation.label if evaluation else "" for evaluation in now]
     idle = "idle" if run.may_be_running else ""
-    columns = {
-        "worker": [str(worker) for worker in workers],
-        **({"evaluated": [str(ended[worker]) for worker in workers]} if ended else {}),
-        **({"failed": [str(failed[worker]) for worker in workers]} if ended else {}),
-        "trial": [text or idle for text in labels],
-        "epochs": [str(len(evaluation.curve)) if evaluation else "" for evaluation in now],
-        "loss": [
-            format_number(min(evaluation.curve.values())) if evaluation and evaluation.curve else ""
-            for evaluation in now
-        ],
-        "for": [
-            format_clock(run.at - evaluation.started) if evaluation and run.may_be_running else ""
-            for evaluation in now
-        ],
-    }
-    params = name_params(
-        collect_names(evaluation.params for evaluation in run.running), _WORKER_COLUMNS
-    )
-    return _make_table_rows(
-        {
-            **columns,
-            **{
-                shown: [_format_param(name, evaluation) for evaluation in now]
-                for name, shown in params.items()
-            },
-        },
-        labels,
-    )
+    columns = {"worker": list(map(str, workers))}
+    if ended:
+        columns["evaluated"] = [str(ended[worker]) for worker in workers]
+        columns["failed"] = [str(failed[worker]) for worker in workers]
+    columns["trial"] = [label or idle for label in labels]
+
+    def add_column(heading: str, format_cell: Callable[[Evaluation], str]) -> None:
+        columns[heading] = [format_cell(evaluation) if evaluation else "" for evaluation in now]
+
+    add_column("epochs", lambda e: str(len(e.curve)))
+    add_column("loss", lambda e: format_number(min(e.curve.values())) if e.curve else "")
+    add_column("for", lambda e: format_clock(run.at - e.started) if run.may_be_running else "")
+    params = name_params(collect_names(e.params for e in run.running), _WORKER_COLUMNS)
+    for name, shown in params.items():
+        add_column(shown, partial(_format_param, name))
+    return _make_table_rows(columns, labels)
 
 
 def _make_table_rows(columns: Mapping[str, Sequence[str]], labels: Sequence[str]) -> TableRows:

@@ -15,6 +15,9 @@ _MAX_WHOLE_TICKS = 6
 _LONGEST_TICK = 24  # characters
 _LARGEST_POWER = 308  # largest exponent of ten of a float
 
+UprightAxis = tuple[list[Any], list[tuple[float, str]]]
+"""Heights of all values on a vertical axis from 0 to 1, and of all ticks, each with its text."""
+
 
 def is_log(distribution: Any) -> bool:
     """Return whether a hyperparameter is searched on a logarithmic scale."""
@@ -31,18 +34,21 @@ def make_axis(
         log: Whether the scale is logarithmic.
         whole: Whether the ticks are whole numbers.
     """
-    made: dict[str, Any] = {"title": {"text": escape_markup(title)}, "zeroline": False}
+    axis: dict[str, Any] = {"title": {"text": escape_markup(title)}, "zeroline": False}
     if log and values:
         ticks = _compute_log_ticks(min(values), max(values))
-        made |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+        axis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     if whole:
         steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
-        made["dtick"] = next(step for step in steps if max(values) <= 10 * step)
-    return made
+        axis["dtick"] = next(step for step in steps if max(values) <= 10 * step)
+    return axis
 
 
 def wrap_name(text: str, width: int) -> list[str]:
-    """Split a name into lines of at most `width` characters, after underscores if possible, escaped for plotly."""
+    """Split a name into lines of at most `width` characters, escaped for plotly.
+
+    It is split after underscores if possible.
+    """
     lines = [""]
     for part in re.findall(r"[^_]*_+|[^_]+", cut_text(text, 80)):
         for start in range(0, len(part), width):
@@ -56,73 +62,67 @@ def wrap_name(text: str, width: int) -> list[str]:
 def shorten_middle(text: str) -> str:
     """Replace the middle of a long text by an ellipsis, and escape the text for plotly."""
     half = _LONGEST_TICK // 2
-    return escape_markup(
-        text
-        if len(text) <= _LONGEST_TICK
-        else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}"
-    )
+    if len(text) > _LONGEST_TICK:
+        text = f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}"
+    return escape_markup(text)
 
 
 def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
-    """Return the ticks of an axis on which the choices of a hyperparameter are at 0, 1, 2 and so on."""
+    """Return the ticks of an axis on which the choices are at 0, 1, 2 and so on."""
     return {
         "tickvals": list(range(len(choices))),
         "ticktext": [shorten_middle(format_value(item)) for item in choices],
     }
 
 
-def make_upright_axis(
-    values: Sequence[Any], distribution: Any, log: bool
-) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return positions on a vertical axis from 0 to 1: of all values, and of all ticks, each with its text."""
+def make_upright_axis(values: Sequence[Any], distribution: Any, log: bool) -> UprightAxis:
+    """Return the heights of all values on a vertical axis, and its ticks."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
         heights = {choice: index / span for index, choice in enumerate(choices)}
-        return [heights[item] for item in values], [
-            (heights[choice], format_value(choice)) for choice in choices
-        ]
+        labels = [(heights[choice], format_value(choice)) for choice in choices]
+        return [heights[item] for item in values], labels
     low, high = min(values), max(values)
-    if log:
-        ticks = [low, *_compute_log_ticks(low, high, margin=0.06), high]
-    elif isinstance(low, int) and high - low < _MAX_WHOLE_TICKS:
-        ticks = list(range(low, high + 1))
-    else:
-        ticks = [low, (low + high) / 2, high]
 
     def compute_height(item: float) -> float:
         if low == high:
             return 0.5
         if log:
-            return round(
-                (math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4
-            )
+            length = math.log10(high) - math.log10(low)
+            return round((math.log10(item) - math.log10(low)) / length, 4)
         # Halves, because a difference may overflow.
-        fraction = (item / 2 - low / 2) / (high / 2 - low / 2)
-        return float(round(fraction, 4))
+        return round(float((item / 2 - low / 2) / (high / 2 - low / 2)), 4)
 
     def format_tick(tick: float) -> str:
         return f"{tick:g}" if log and tick not in (low, high) else format_value(tick)
 
-    return [compute_height(item) for item in values], [
-        (compute_height(tick), format_tick(tick)) for tick in dict.fromkeys(ticks)
-    ]
+    ticks = [low, (low + high) / 2, high]
+    if log:
+        ticks = [low, *_compute_log_ticks(low, high, margin=0.06), high]
+    elif isinstance(low, int) and high - low < _MAX_WHOLE_TICKS:
+        ticks = list(range(low, high + 1))
+    labels = [(compute_height(tick), format_tick(tick)) for tick in dict.fromkeys(ticks)]
+    return [compute_height(item) for item in values], labels
 
 
 def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
-    """Return powers of ten between `low` and `high`. If these are few, also return 2 and 5 times the powers.
+    """Return powers of ten between `low` and `high`, and also 2 and 5 times these if they are few.
 
     Ticks within `margin` of either end are left out. `margin` is a fraction of the axis.
     """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(powers) < 5 else (1,)
     least, most = math.log10(low), math.log10(high)
     gap = (most - least) * margin
+    powers = range(math.floor(least), math.ceil(most) + 1)
+    steps = (1, 2, 5) if len(powers) < 5 else (1,)
     every = max(1, len(powers) // 12)
-    between = [
-        step * 10.0**power for power in powers[::every] for step in steps if power < _LARGEST_POWER
-    ]
-    return [tick for tick in between if tick > 0 and least + gap <= math.log10(tick) <= most - gap]
+    ticks = []
+    for power in powers[::every]:
+        for step in steps:
+            tick = step * 10.0**power if power < _LARGEST_POWER else math.inf
+            if tick > 0 and least + gap <= math.log10(tick) <= most - gap:
+                ticks.append(tick)
+    return ticks
 
 
 def compute_linear_ticks(low: float, high: float) -> list[float]:
@@ -141,5 +141,5 @@ def escape_markup(text: str) -> str:
 
 
 def round_number(item: float, digits: int = 6) -> float:
-    """Round a number to significant digits. More than six digits are seldom visible, and would double the file size."""
+    """Round a number to significant digits. More are seldom visible, and would enlarge the file."""
     return float(f"{item:.{digits}g}")

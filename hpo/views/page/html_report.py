@@ -26,7 +26,6 @@ from hpo.results.summary import Summary
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
-from hpo.store.pareto_front import compute_costs, select_far_apart
 from hpo.store.run_dir import write_atomically
 from hpo.store.weights import find_weights, read_weights_trial
 from hpo.text_format import (
@@ -38,26 +37,27 @@ from hpo.text_format import (
     format_tenths,
     format_value,
 )
-from hpo.views.confirmation_text import describe_confirmed
-from hpo.views.front_text import (
-    describe_front,
-    describe_hypervolume,
-    format_trial,
-    group_ties,
-    make_improved_heading,
-    put_objectives_first,
-)
-from hpo.views.individual_table import choose_names, find_important_names
 from hpo.views.page import (
     front_figures,
     hyperparameter_figures,
     lineage_figures,
     loss_figures,
-    rung_figure,
     timeline,
 )
 from hpo.views.page.figure import Figure
-from hpo.views.summary_text import format_expected_loss, make_prior_columns, make_rung_columns
+from hpo.views.result_text import (
+    describe_confirmed,
+    describe_front,
+    describe_hypervolume,
+    format_expected_loss,
+    format_trial,
+    make_improved_heading,
+    make_prior_columns,
+    make_rung_columns,
+    put_objectives_first,
+    select_front_rows,
+)
+from hpo.views.tables import choose_names, find_important_names
 
 _MAX_FAILURES, _MAX_FRONT_ROWS = 50, 100
 _RESERVED_COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
@@ -79,7 +79,7 @@ def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
 
 
 def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
-    """Return the report of the current state of a run as HTML in bytes. Its table has the best `top_n` individuals."""
+    """Return the report of the current state of a run, with a table of the best `top_n`."""
     return render_report(run, top_n, time.time(), ask_models).encode(errors="backslashreplace")
 
 
@@ -93,100 +93,91 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     """
     may_be_running = run.run_dir.is_in_use is not False
     evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
+    all_confirmations = run.read_confirmations(all_plans=True)
     distributions = run.read_distributions()
+    objectives = run.manifest.objectives
     summary = Summary(evaluations, run.manifest, top_n, confirmations, ask_models)
+    best = find_winner(evaluations, confirmations, objectives)
     important = find_important_names(summary)
     # A conditional hyperparameter without any evaluation is in the space, but has no distribution.
     ranked = [each.name for each in summary.importances if each.name in distributions]
     order = list(dict.fromkeys([*ranked, *distributions]))
-    objectives = run.manifest.objectives
-    top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
-    layout, best = run.manifest.layout, find_winner(evaluations, confirmations, objectives)
+    slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
     fronts = front_figures.draw_fronts(evaluations, objectives)
-    drawn = {
-        "best": None
-        if objectives.is_multi_objective
-        else loss_figures.draw_best_and_runner_up(evaluations, best),
+    top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
+    shown = {name: distributions[name] for name in distributions if name in top_params}
+    until = now if may_be_running else None
+    figures = {
+        "best": None,
         "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
         "history": loss_figures.draw_history(evaluations),
-        "parallel": hyperparameter_figures.draw_parallel_coordinates(
-            evaluations, {name: distributions[name] for name in distributions if name in top_params}
-        ),
-        "rungs": rung_figure.draw_rungs(evaluations, run.manifest.pruner, objectives),
+        "parallel": hyperparameter_figures.draw_parallel_coordinates(evaluations, shown),
+        "rungs": loss_figures.draw_rungs(evaluations, run.manifest.pruner, objectives),
         "schedule": lineage_figures.draw_schedule(evaluations, best, distributions),
         "descent": lineage_figures.draw_descent(evaluations, best),
         "curves": loss_figures.draw_learning_curves(evaluations, best),
         "timeline": timeline.draw_timeline(
-            [*evaluations, *confirmations], layout.workers, now if may_be_running else None
+            [*evaluations, *confirmations], run.manifest.layout.workers, until
         ),
         "immigrants": timeline.draw_immigrants(evaluations),
     }
-    slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
-    return (
-        _make_environment()
-        .get_template("page.html")
-        .render(
-            about=_describe_run(run.manifest),
-            space=run.manifest.space,
-            name=run.run_dir.study_name,
-            made=now,
-            may_be_running=may_be_running,
-            summary=summary,
-            best=best,
-            test=read_winner_test(run.run_dir, best) if best else None,
-            weights=read_weights_trial(run.run_dir.best_weights),
-            network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True))
-            if best
-            else None,
-            best_json=json.dumps(best.params) if best else "",
-            best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
-            top_metrics=top_metrics,
-            top_params=top_params,
-            params_of_top=collect_names(evaluation.params for evaluation in summary.top),
-            confirmed=_find_confirmation(summary, best),
-            confirmed_losses=[
-                summary.get_evaluation(each.trial).loss for each in summary.confirmed
-            ],
-            comparison=describe_confirmed(
-                summary, [f"trial {each.trial}" for each in summary.confirmed]
-            ),
-            advice=run.find_advice(),
-            lineage=summary.lineage,
-            pruner=run.manifest.pruner,
-            rungs=make_rung_columns(summary.rungs),
-            runner_up=loss_figures.find_runner_up(evaluations, best),
-            first=min(
-                (
-                    evaluation.started
-                    for evaluation in evaluations
-                    if not evaluation.imported_from and evaluation.started > 0
-                ),
-                default=now,
-            ),
-            importances=summary.importances,
-            important=important,
-            priors=make_prior_columns(summary.priors),
-            conditional=any(map(is_conditional, run.manifest.space.values())),
-            islands=_summarize_islands(evaluations),
-            failures=find_failure_kinds([*evaluations, *confirmations], distributions)[
-                :_MAX_FAILURES
-            ],
-            figures=drawn,
-            slices=slices,
-            count=len(evaluations),
-            several=objectives.is_multi_objective,
-            improved=make_improved_heading(objectives),
-            front=_make_front_table(run, summary.front, important, distributions),
-            expected=format_expected_loss(summary),
-            front_about=describe_front(len(summary.front), objectives),
-            front_worth=describe_hypervolume(summary.hypervolume, objectives),
-            fronts=fronts,
-            figures_json=_compress(
-                json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)
-            ),
-            plotly=_compress_plotly(),
-        )
+    if not objectives.is_multi_objective:
+        figures["best"] = loss_figures.draw_best_and_runner_up(evaluations, best)
+    data = _index_by_name([*figures.values(), *fronts, *slices])
+    failures = find_failure_kinds([*evaluations, *confirmations], distributions)
+    names = [f"trial {each.trial}" for each in summary.confirmed]
+    template = _make_environment().get_template("page.html")
+    return template.render(
+        about=_describe_run(run.manifest),
+        space=run.manifest.space,
+        name=run.run_dir.study_name,
+        made=now,
+        may_be_running=may_be_running,
+        summary=summary,
+        best=best,
+        test=read_winner_test(run.run_dir, best) if best else None,
+        weights=read_weights_trial(run.run_dir.best_weights),
+        network=find_network(run.run_dir, best, all_confirmations) if best else None,
+        best_json=json.dumps(best.params) if best else "",
+        best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
+        top_metrics=top_metrics,
+        top_params=top_params,
+        params_of_top=collect_names(evaluation.params for evaluation in summary.top),
+        confirmed=_find_confirmation(summary, best),
+        confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
+        comparison=describe_confirmed(summary, names),
+        advice=run.find_advice(),
+        lineage=summary.lineage,
+        pruner=run.manifest.pruner,
+        rungs=make_rung_columns(summary.rungs),
+        runner_up=loss_figures.find_runner_up(evaluations, best),
+        first=_find_first_start(evaluations, now),
+        importances=summary.importances,
+        important=important,
+        priors=make_prior_columns(summary.priors),
+        conditional=any(map(is_conditional, run.manifest.space.values())),
+        islands=_summarize_islands(evaluations),
+        failures=failures[:_MAX_FAILURES],
+        figures=figures,
+        slices=slices,
+        count=len(evaluations),
+        several=objectives.is_multi_objective,
+        improved=make_improved_heading(objectives),
+        front=_make_front_table(run, summary.front, important, distributions),
+        expected=format_expected_loss(summary),
+        front_about=describe_front(len(summary.front), objectives),
+        front_worth=describe_hypervolume(summary.hypervolume, objectives),
+        fronts=fronts,
+        figures_json=_compress(json.dumps(data, allow_nan=False)),
+        plotly=_compress_plotly(),
     )
+
+
+def _find_first_start(evaluations: Sequence[Evaluation], default: float) -> float:
+    """Return the time at which the first evaluation of this run started."""
+    own = [evaluation for evaluation in evaluations if not evaluation.imported_from]
+    starts = (evaluation.started for evaluation in own if evaluation.started > 0)
+    return min(starts, default=default)
 
 
 def _describe_run(run: Manifest) -> list[tuple[str, str]]:
@@ -208,9 +199,10 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
 
 
 def _find_confirmation(summary: Summary, best: Evaluation | None) -> ConfirmedIndividual | None:
-    """Return the individual that `compare_confirmed` ranks first. With one objective, it is the winner.
+    """Return the individual that `compare_confirmed` ranks first.
 
-    Return None until all confirmations have finished, or if all have failed.
+    With one objective, it is the winner. Return None until all confirmations have finished, or if
+    all have failed.
     """
     first = next(iter(summary.confirmed), None)
     if first is None or best is None or summary.unconfirmed or first.mean is None:
@@ -230,17 +222,15 @@ def _make_headings(
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the headings of metrics and of hyperparameters in a table of individuals, as two dictionaries by name."""
+    """Return the headings of metrics and of hyperparameters in a table, by name."""
     shown = choose_names([entry.params for entry in entries], important)
-    metrics = put_objectives_first(
-        sorted({name for entry in entries for name in entry.metrics}), objectives
+    found = sorted({name for entry in entries for name in entry.metrics})
+    metrics = put_objectives_first(found, objectives)
+    params = name_params(distributions, _RESERVED_COLUMNS)
+    return (
+        name_metrics(metrics, distributions, _RESERVED_COLUMNS),
+        {name: text for name, text in params.items() if name in shown},
     )
-    params = {
-        name: text
-        for name, text in name_params(distributions, _RESERVED_COLUMNS).items()
-        if name in shown
-    }
-    return name_metrics(metrics, distributions, _RESERVED_COLUMNS), params
 
 
 def _make_front_table(
@@ -249,49 +239,39 @@ def _make_front_table(
     important: Sequence[str],
     distributions: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of the table of the Pareto front. Of a long front, only individuals far apart are included."""
+    """Return the content of the table of the Pareto front.
+
+    Of a long front, only individuals that are far apart are included.
+    """
     objectives = run.manifest.objectives
-    ties: dict[int, int] = {}
-    if len(entries) > _MAX_FRONT_ROWS:
-        entries, ties = group_ties(entries, objectives)
-    positions = select_far_apart(compute_costs(entries, objectives), _MAX_FRONT_ROWS)
-    rows = [entries[position] for position in positions]
+    rows, ties = select_front_rows(entries, objectives, _MAX_FRONT_ROWS)
     metrics, params = _make_headings(rows, important, distributions, objectives)
     files = {entry.trial: find_weights(run.run_dir, entry.trial) for entry in rows}
-    weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
-    ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
-    trials = {entry.trial: format_trial(entry.trial, ties) for entry in rows}
     return {
         "rows": rows,
-        "trials": trials,
+        "trials": {entry.trial: format_trial(entry.trial, ties) for entry in rows},
         "metrics": metrics,
         "params": params,
-        "weights": weights,
-        "ways": ways,
+        "weights": {t: path.relative_to(run.run_dir.path) for t, path in files.items() if path},
+        "ways": [f"--by {shlex.quote(name)}" for name in objectives.names],
     }
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return for each island its evaluation count, its best, and its immigrants when its latest evaluation started."""
-    found = []
-    for island in sorted(
-        {evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}
-    ):
-        own = [
-            evaluation
-            for evaluation in evaluations
-            if evaluation.island == island and evaluation.counts_for_budget
-        ]
-        last = max(own, key=lambda evaluation: evaluation.started)
-        found.append(
-            {
-                "island": island,
-                "evaluations": len(own),
-                "best": find_best(own),
-                "immigrants": last.immigrants,
-            }
-        )
-    return found
+    """Return for each island its evaluation count, its best, and its latest count of immigrants."""
+    groups: dict[int, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        if evaluation.counts_for_budget:
+            groups.setdefault(evaluation.island, []).append(evaluation)
+    return [
+        {
+            "island": island,
+            "evaluations": len(group),
+            "best": find_best(group),
+            "immigrants": max(group, key=lambda evaluation: evaluation.started).immigrants,
+        }
+        for island, group in sorted(groups.items())
+    ]
 
 
 @cache  # Compiling the templates takes 0.2 s.
@@ -309,21 +289,21 @@ def _make_environment() -> jinja2.Environment:
         "value": format_value,
         "duration": format_duration,
         "tenths": format_tenths,
+        "day": format_date,
+        "lines": lambda text: escape_invisible(text, keep="\n\t"),
     }
-    environment.filters |= {"day": format_date}
-    environment.filters["lines"] = lambda text: escape_invisible(text, keep="\n\t")
     return environment
 
 
 def _compress(text: str | bytes) -> str:
-    """Compress a text, which the page decompresses. The size of plotly.js shrinks from 4.8 MB to 2 MB."""
+    """Compress a text, which the page decompresses. plotly.js shrinks from 4.8 MB to 2 MB."""
     content = text.encode() if isinstance(text, str) else text
     return base64.b64encode(zlib.compress(content, 6)).decode()
 
 
 @cache
 def _compress_plotly() -> str:
-    """Return the compressed code of plotly.js. Its Python package is not imported, because that would take 0.4 s."""
+    """Return the compressed code of plotly.js. Importing its Python package would take 0.4 s."""
     package = importlib.util.find_spec("plotly")
     if package is None or package.origin is None:
         raise UsageError("the report needs the package plotly: pip install plotly")
