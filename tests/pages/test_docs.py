@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
-    """Load the saved weights of a run into a plain network.
-
-    Return its validation loss and the weights.
-    """
+    """Load weights of a run into a plain network. Return its validation loss and the weights."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -236,7 +233,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
 def test_interrupted_training_resumes_and_keeps_best_weights(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network overfits long before the training ends, since it takes large steps on half of the samples each."""
+    """The network overfits early, since it takes large steps on half of the samples each."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "my_long_search.py"
     program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")

@@ -26,7 +26,7 @@ PAGES = sorted((ROOT / "docs" / "search").glob("*.md"))
 
 
 def find_commands() -> list[tuple[str, list[str]]]:
-    """Return each command of this project in docs/search: the name of the page, and the words of the command."""
+    """Return each command of this project in docs/search: the name of the page, and its words."""
     found = []
     for page in PAGES:
         for block in blocks(f"docs/search/{page.name}", "bash"):

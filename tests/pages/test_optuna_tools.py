@@ -1,4 +1,4 @@
-"""Test Optuna's tools with runs of this project: its dashboard, its plots, and its studies for a warm start."""
+"""Test Optuna's tools with runs of this project: dashboard, plots, and warm starts from studies."""
 
 from __future__ import annotations
 

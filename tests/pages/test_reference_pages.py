@@ -1,4 +1,4 @@
-"""Test that the reference in docs/reference/ agrees with the code, and that its listings run as written."""
+"""Test that docs/reference/ agrees with the code, and that its listings run as written."""
 
 from __future__ import annotations
 

@@ -123,10 +123,7 @@ def show(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of 60 evaluations.
-
-    Some of them are pruned, failed, interrupted, running or imported.
-    """
+    """Return a run of 60 evaluations. Some are pruned, failed, interrupted, running or imported."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
     add_evaluation(
@@ -278,8 +275,8 @@ def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Pat
 
     def count_overlaps(page: Page, selector: str) -> int:
         boxes = page.evaluate(
-            f"[...document.querySelectorAll('{selector}')].map(it => "
-            "it.getBoundingClientRect()).map(it => it.toJSON())"
+            f"[...document.querySelectorAll('{selector}')]"
+            ".map(it => it.getBoundingClientRect()).map(it => it.toJSON())"
         )
         assert len(boxes) >= 6, selector
         ordered = sorted(boxes, key=lambda box: float(box["left"]))
@@ -329,10 +326,10 @@ def test_colours_follow_theme_and_print_is_light(page: Page) -> None:
     page.emulate_media(color_scheme="light", media="screen")
 
 
-READ_BOX = (
-    "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, "
-    "right, bottom] }"
-)
+READ_BOX = """it => {
+  const {left, top, right, bottom} = it.getBoundingClientRect();
+  return [left, top, right, bottom];
+}"""
 # Returns each visible line of text, the box of its letters (a third of the font size above and
 # below its middle, in any font), and the left and right edge of the block that contains it. Text
 # outside scrolled areas is ignored.
@@ -340,16 +337,19 @@ READ_TEXT_LINES = """whole => {
   const found = [], texts = document.createTreeWalker(whole, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode, holder = text.parentElement, range = document.createRange();
-    if (!text.data.trim() || !holder.checkVisibility() || holder.closest(".plot, noscript")) continue;
+    if (!text.data.trim() || !holder.checkVisibility()) continue;
+    if (holder.closest(".plot, noscript")) continue;
     let block = holder;
     while (getComputedStyle(block).display.startsWith("inline")) block = block.parentElement;
-    const place = block.getBoundingClientRect(), third = parseFloat(getComputedStyle(holder).fontSize) / 3;
+    const place = block.getBoundingClientRect();
+    const third = parseFloat(getComputedStyle(holder).fontSize) / 3;
     const scrolled = holder.closest(".wide, pre")?.getBoundingClientRect().right ?? Infinity;
     range.selectNodeContents(text);
     for (const {left, top, right, bottom} of range.getClientRects()) {
       const middle = (top + bottom) / 2;
       if (right - left < 1 || right > scrolled) continue;
-      found.push([text.data.trim(), [left, middle - third, right, middle + third], [place.left, place.right]]);
+      const box = [left, middle - third, right, middle + third];
+      found.push([text.data.trim(), box, [place.left, place.right]]);
     }
   }
   return found;
@@ -357,15 +357,15 @@ READ_TEXT_LINES = """whole => {
 
 
 def read_boxes(page: Page, *selectors: str) -> list[list[float]]:
-    """Return the left, top, right and bottom edges of the first element that each selector finds."""
+    """Return the edges (left, top, right, bottom) of the first element that each selector finds."""
     return [page.locator(selector).first.evaluate(READ_BOX) for selector in selectors]
 
 
 def resize_with_font(page: Page, width: int, font: str) -> None:
     """Show the page and its figures with a font family, in a window of this width."""
     page.evaluate(
-        "font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) "
-        "}",
+        "font => { document.body.style.fontFamily = font;"
+        " dispatchEvent(new Event('beforeprint')) }",
         font,
     )
     resize(page, width)
@@ -447,10 +447,8 @@ def test_figures_fill_their_boxes_without_covered_parts(resized_page: tuple[Page
         )
         assert axes[2] - axes[0] > (place[2] - place[0]) / 2
         assert axes[3] - axes[1] > (place[3] - place[1]) / 4
-        shown = (
-            f"all => all.map({READ_BOX}).filter(([left, top, right, bottom]) => left < right && "
-            "top < bottom)"
-        )
+        is_visible = "([left, top, right, bottom]) => left < right && top < bottom"
+        shown = f"all => all.map({READ_BOX}).filter({is_visible})"
         parts = figure.locator("text, .legend .bg").evaluate_all(shown)
         assert len(parts) > 4
         for left, top, right, bottom in [axes, *parts]:
@@ -525,8 +523,8 @@ def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
 
 
 HOSTILE_TEXT = (
-    "</mark></pre><script>alert(1)</script><img src=x "
-    "onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
+    "</mark></pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
 )
 TEXTS = {
     "def f(x):\n": "\treturn x\n\n\nprint(f(3))",
@@ -646,10 +644,7 @@ def test_many_hyperparameters_give_small_report(tmp_path: Path) -> None:
 
 
 def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
-    """Write a run with an evaluation for each loss.
-
-    The losses of first epochs are higher, or `first_epoch`.
-    """
+    """Write an evaluation for each loss. First epochs have higher losses, or `first_epoch`."""
     record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
     for trial, loss in enumerate(losses):
         params = {
@@ -690,10 +685,13 @@ READ_FIGURE = """name => {
     const {_fullLayout: {yaxis, shapes}, _fullData: traces} = document.getElementById(name);
     const place = y => yaxis.type === "log" ? Math.log10(y) : y;
     const height = y => (place(y) - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0]);
-    const points = traces.filter(one => one.mode === "markers" && one.yaxis === "y").flatMap(one => one.y.map(
-        (y, n) => ({y, height: height(y), text: one.text[n], symbol: [one.marker.symbol].flat()[n] ?? "all the same"})
+    const marked = traces.filter(one => one.mode === "markers" && one.yaxis === "y");
+    const points = marked.flatMap(one => one.y.map((y, n) => ({
+        y, height: height(y), text: one.text[n],
+        symbol: [one.marker.symbol].flat()[n] ?? "all the same"})
     ));
-    const lines = traces.filter(one => one.mode.includes("lines")).flatMap(one => one.y.filter(y => y !== null));
+    const lines = traces.filter(one => one.mode.includes("lines"))
+        .flatMap(one => one.y.filter(y => y !== null));
     const apart = shapes.map(one => height(one.y0));
     return {points, lines: lines.map(height), type: yaxis.type, apart, ticks: yaxis.tickvals};
 }"""

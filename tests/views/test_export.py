@@ -502,15 +502,11 @@ def test_closed_standard_output_is_an_error(tmp_path: Path, command: str) -> Non
 
 
 def test_files_do_not_get_descriptors_of_closed_streams(tmp_path: Path) -> None:
-    code = (
-        "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.standard_streams import "
-        "fill_closed_streams\n"
-    )
+    code = "import os\nos.close(0)\nos.close(1)\n"
+    code += "from hpo.process.standard_streams import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
-    code += (
-        "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == "
-        "9\nelse:\n    raise\n"
-    )
+    code += "try:\n    os.write(1, b'x')\n"
+    code += "except OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=scale(60)
     )

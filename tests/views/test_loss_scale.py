@@ -1,7 +1,4 @@
-"""Test the axis of losses in figures.
-
-It excludes outliers, and shows all losses of a run without outliers.
-"""
+"""Test the axis of losses in figures, which excludes outliers and shows all other losses."""
 
 from __future__ import annotations
 

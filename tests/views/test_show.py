@@ -1,4 +1,4 @@
-"""Test `hpo show`, which prints an evaluation, and `hpo top --failed`, which prints failures, as text and as JSON."""
+"""Test `hpo show`, which prints an evaluation, and `hpo top --failed`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ from tests.support.runs import (
 
 PLACED = "rank 1, my_search.py:33: ValueError: injected"
 LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at my_search.py:15"
-TRACEBACK = 'Traceback (most recent call last):\n  File "my_search.py", line 33, in objective\nValueError: injected\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "my_search.py", line 33, in objective\n'
+    "ValueError: injected\n"
+)
 
 
 def parse_facts(text: str) -> dict[str, str]:
@@ -205,10 +208,8 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
     start_evaluation(record, 3)
     record.interrupt(start_evaluation(record, 4))
     with session.run_dir.hold_lock():
-        code = (
-            "import sys; from hpo.cli import main; sys.argv = ['hpo', 'show', "
-            f"{str(tmp_path / 'run')!r}"
-        )
+        code = "import sys; from hpo.cli import main; "
+        code += f"sys.argv = ['hpo', 'show', {str(tmp_path / 'run')!r}"
         running, waiting = (
             subprocess.run(
                 [sys.executable, "-c", f"{code}, '{trial}']; main()"],
