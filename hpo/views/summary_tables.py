@@ -11,7 +11,7 @@ from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import FailureKind
 from hpo.results.summary import COUNTED_STATES, PropagatorResult, Summary
-from hpo.store.evaluations import Evaluation, format_label
+from hpo.store.evaluations import Evaluation
 from hpo.text_format import (
     cut_text,
     format_count,

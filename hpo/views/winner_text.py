@@ -11,8 +11,7 @@ from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
-from hpo.results.recommendation import find_confirmed_entry, read_winner_test
-from hpo.results.trained_network import find_network
+from hpo.results.recommendation import find_confirmed_entry, find_network, read_winner_test
 from hpo.store.evaluations import Evaluation, format_label
 from hpo.store.weights import read_weights_trial
 from hpo.text_format import format_count, format_named_values, format_number, make_printable

@@ -16,7 +16,7 @@ from rich.text import Text
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.display_names import merge_params_and_metrics
-from hpo.results.reader import EXHAUSTED_REASON, RunSnapshot, parse_session_start
+from hpo.results.reader import EXHAUSTED_REASON, RunSnapshot
 from hpo.results.search_history import find_improvements
 from hpo.results.summary import RungSummary, parse_session_start, summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual

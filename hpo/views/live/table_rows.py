@@ -182,10 +182,10 @@ def _format_param(name: str, evaluation: Evaluation) -> str:
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
     """Return a row for each reason of failures, with their count and the latest evaluation."""
-    groups = summarize_failures(evaluations)
-    labels = [format_label(group.trial, group.confirms is not None) for group in groups]
-    counts = [str(group.count) for group in groups]
-    texts = [_format_reason(group.reason) for group in groups]
+    kinds = group_failures(evaluations)
+    labels = [kind.latest.label for kind in kinds]
+    counts = [str(len(kind.failed)) for kind in kinds]
+    texts = [_format_reason(kind.reason) for kind in kinds]
     return _make_table_rows({"count": counts, "latest": labels, "reason": texts}, labels)
 
 
