@@ -57,18 +57,12 @@ COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in rang
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Settings of this search.
-
-    A user changes them with --set, for example --set dataset=fashion-mnist.
-    """
+    """Settings of this search. Set them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "cifar10"
     """Name of the data set, which is cifar10, fashion-mnist or digits."""
     data_dir: str = "data"
-    """Folder of the files of the data set. Missing files are downloaded into it.
-
-    Not used for digits.
-    """
+    """Folder of the files, which are downloaded if they are missing. Not used for digits."""
     epochs: int = 30
     batch_size: int = 128
     """Samples of a training step, over all ranks."""
@@ -86,10 +80,7 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data.
-
-    It is called once per host before the search, and its result is `worker.data`.
-    """
+    """Load the data, once per host before the search. The result is `worker.data`."""
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,
@@ -98,7 +89,7 @@ def prepare(settings: Settings) -> ImageDataset:
 
 
 def build_network(data: ImageDataset) -> nn.Sequential:
-    """Return torchvision's untrained ResNet-18 (He et al. 2016) as a sequence.
+    """Return torchvision's ResNet-18 (He et al. 2016), untrained, as a sequence.
 
     As usual for CIFAR-10, the first convolution is 3x3 with stride 1, and no pooling follows.
     """
@@ -115,7 +106,7 @@ def build_network(data: ImageDataset) -> nn.Sequential:
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the ranks: as replicas, shards, or pipeline stages."""
+    """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
         return Pipeline(
@@ -164,7 +155,7 @@ def make_schedule(
 
 
 def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return the learning rate's factor: linear warmup, half a cosine (Loshchilov et al. 2017)."""
+    """Return a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -178,7 +169,7 @@ def resume(
     schedule: LRScheduler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
-    """Load the checkpoint of this evaluation or its parent; return its losses and steps."""
+    """Load the checkpoint of this evaluation or its parent. Return losses and steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
     # With --pbt, it continues its parent's training.
     state = checkpoint or worker.parent_checkpoint

@@ -1,7 +1,4 @@
-"""A small convolutional network on the handwritten digits of scikit-learn.
-
-It needs no download and no GPU.
-"""
+"""A small convolutional network on scikit-learn's digits. It needs no download or GPU."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,10 +38,7 @@ class Settings:
 
 
 class Net(nn.Module):
-    """Convolutions of 10 channels, each with an activation, and a linear layer.
-
-    It returns log-probabilities.
-    """
+    """Convolutions with activations, and a linear layer that gives log-probabilities."""
 
     def __init__(self, conv_layers: int, activation: str) -> None:
         super().__init__()
@@ -60,7 +54,7 @@ class Net(nn.Module):
 
 
 def load_part(part: str) -> tuple[Tensor, Tensor]:
-    """Load images (N, 1, 8, 8) and labels for "train", "validation" or the final "test"."""
+    """Load images, shape (N, 1, 8, 8), and labels: "train", "validation" or "test"."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -75,10 +69,7 @@ def load_part(part: str) -> tuple[Tensor, Tensor]:
 
 
 def prepare(_: Settings) -> dict[str, tuple[Tensor, Tensor]]:
-    """Load the data.
-
-    It is called once per host before the search, and its result is `worker.data`.
-    """
+    """Load the data, once per host before the search. The result is `worker.data`."""
     return {part: load_part(part) for part in ("train", "validation")}
 
 

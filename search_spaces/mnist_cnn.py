@@ -1,4 +1,4 @@
-"""A convolutional network on MNIST, with the search space of Propulate's PyTorch example."""
+"""A convolutional network on MNIST, with the space of Propulate's PyTorch example."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,18 +34,12 @@ ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of this search.
-
-    A user changes them with --set, for example --set dataset=fashion-mnist.
-    """
+    """Settings of this search. Set them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "mnist"
     """Name of the data set, which is mnist or fashion-mnist."""
     data_dir: str = "data"
-    """Folder of the four IDX files, or of torchvision's data sets.
-
-    Missing files are downloaded into it.
-    """
+    """Folder of the four IDX files, or of torchvision's data sets. Missing files are downloaded."""
     epochs: int = 20
     batch_size: int = 16
     """Samples of a training step, over all ranks."""
@@ -78,10 +72,7 @@ class Net(nn.Module):
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data.
-
-    It is called once per host before the search, and its result is `worker.data`.
-    """
+    """Load the data, once per host before the search. The result is `worker.data`."""
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,

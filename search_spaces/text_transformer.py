@@ -1,4 +1,4 @@
-"""A decoder-only transformer that predicts Python code by character.
+"""A decoder-only transformer that predicts Python's standard library by character.
 
 It is trained on the standard library. To minimise the loss and the number of parameters, add this
 line to the file: objectives = ("loss", "parameters").
@@ -66,10 +66,7 @@ class Settings(ParallelSettings):
     patience: int = 0
     """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 1024
-    """Number of training samples. 0 means all, about 97,000 of 64 characters.
-
-    The default suits two cores.
-    """
+    """Number of training samples. 0 means all, about 97,000. The default suits two cores."""
     validation_samples: int = 256
     """Number of validation samples. 0 means all, which are about 8,900 of 64 characters."""
 
@@ -79,10 +76,7 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> TextDataset:
-    """Load the text.
-
-    It is called once per host before the search, and its result is `worker.data`.
-    """
+    """Load the text, once per host before the search. The result is `worker.data`."""
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,
@@ -97,7 +91,7 @@ def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the ranks: as replicas, shards, or pipeline stages."""
+    """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
         return Pipeline(network, worker, masks, settings.microbatches, precision=settings.precision)
     if settings.parallel == "replicate":
@@ -132,7 +126,7 @@ def resume(
     scaler: torch.amp.GradScaler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
-    """Load the checkpoint of this evaluation or its parent; return its losses and steps."""
+    """Load the checkpoint of this evaluation or its parent. Return losses and steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
     # With --pbt, it continues its parent's training.
     state = checkpoint or worker.parent_checkpoint
@@ -219,7 +213,7 @@ def objective(
 
 
 def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return the learning rate's factor: linear warmup, half a cosine (Loshchilov et al. 2017)."""
+    """Return a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -229,10 +223,7 @@ def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
 def test(
     params: dict[str, Any], weights: dict[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[TextSample]]:
-    """Compute the test metrics of the best network, and generate texts.
-
-    It is called once, after the search.
-    """
+    """Compute the test metrics of the best network, and generate texts, after the search."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     text = prepare(settings)
     network = build_network(params, text).to(device).eval()

@@ -1,1 +1,1 @@
-"""`hpo check`: evaluate one individual on all ranks and on one rank, and report problems."""
+"""`hpo check`: evaluate one individual briefly several times, and report problems."""

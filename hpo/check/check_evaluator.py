@@ -1,4 +1,4 @@
-"""Evaluate one individual several times for a check, and record a trace of each training."""
+"""Evaluate one individual several times, as a run does, and trace each training."""
 
 from __future__ import annotations
 
@@ -65,12 +65,9 @@ class CheckOutcome:
     has_offered_weights: bool
     """Whether the objective has offered weights."""
     is_false_alarm: bool
-    """Whether only torch's check of collectives failed it, by rejecting correct collectives."""
+    """Whether it failed only since torch's check of collectives rejected correct ones."""
     rejection: str
-    """Why the evaluation could not resume from its checkpoint.
-
-    Empty if it resumed, or had no checkpoint.
-    """
+    """Why the evaluation could not resume from its checkpoint; empty unless it tried and failed."""
 
     @property
     def ranks(self) -> int:
@@ -103,7 +100,7 @@ class WeightsTest:
 
 
 class _FirstLossCheckpointer(Checkpointer):
-    """Keeps the checkpoint of the first loss of an evaluation, also after the evaluation."""
+    """Keeps the checkpoint of the first loss of an evaluation, also after its end."""
 
     def __init__(self, states: CheckpointStore) -> None:
         super().__init__(states, every=0.0)
@@ -120,7 +117,7 @@ class _FirstLossCheckpointer(Checkpointer):
         return is_first
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Record why an evaluation cannot resume, and discard its checkpoint: it starts anew."""
+        """Record why an evaluation cannot resume, and discard its checkpoint: it restarts."""
         self.rejection = reason
         super().discard_checkpoint(assignment)
 
@@ -143,7 +140,7 @@ class _ShortLeader(Leader):
         self.has_offered = False
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
-        """Return the verdict of `Leader.decide`, but end the evaluation after `MAX_LOSSES`."""
+        """Return the verdict of `Leader.decide`, but end after `MAX_LOSSES` losses."""
         self.has_offered |= report.offers_weights
         decided = super().decide(attempt, report, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
@@ -254,7 +251,7 @@ class CheckEvaluator:
             self.file_snapshots.append(read_file_snapshot(Path()))
 
     def test_weights(self) -> WeightsTest:
-        """On the job's first rank, call the user's `test` with the kept weights, as runs do.
+        """On the first rank, call the user's `test` with the kept weights, as a run does.
 
         The result does not contain the metrics, since test data are for the winner of a search.
         """
@@ -294,7 +291,7 @@ def read_file_snapshot(folder: Path) -> FileSnapshot:
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
-    """The collectives of all ranks that torch's check of collectives has rejected."""
+    """The collectives of the ranks in an evaluation that torch's check has failed."""
 
     text: str
     """The message for a user."""
@@ -303,7 +300,7 @@ class CollectiveMismatch:
 
 
 def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
-    """Return the collectives of all ranks if torch's check has rejected them; None otherwise."""
+    """Return the ranks' collectives if torch's check of collectives failed; None otherwise."""
     if _MISMATCH not in failure:
         return None
     collectives = [_find_collective(trace.failures) for trace in traces]

@@ -57,10 +57,7 @@ class FolderView:
     """How a host sees the folder in which the run directory is, or would be made."""
 
     seconds_to_see: float | None
-    """Seconds until the host has seen a change by the first host.
-
-    None if it has not seen it in time.
-    """
+    """Seconds until the host has seen a change by the first host; None if it was too late."""
     sees_lock: bool
     """Whether the host sees that the first host has locked a file."""
     is_seen: bool = False
@@ -121,10 +118,7 @@ class ClusterFacts:
     scheduler: str
     """Name of the scheduler and number of the job; empty without a scheduler."""
     job_end_variable: str
-    """The environment variable from which a run learns when its job ends.
-
-    Empty if there is none.
-    """
+    """The environment variable that has the job's end; empty if there is none."""
 
     @property
     def hosts(self) -> list[int]:
@@ -357,11 +351,12 @@ def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
             "rank for each GPU",
         )
     if several := max(len(rank.gpus.own_numbers) for rank in facts.ranks) - 1:
-        text = (
+        yield Finding(
+            "look",
             f"Ranks have up to {several + 1} GPUs each. Only parallel=pipeline uses more than the "
-            "first"
+            "first",
+            "Start one rank for each GPU",
         )
-        yield Finding("look", text, "Start one rank for each GPU")
     gpus = [rank.gpus for rank in facts.ranks]
     if has_separated_worker(facts.layout, [rank.host for rank in facts.ranks], gpus):
         text = "Ranks of a worker see different GPUs, so NVLink between these GPUs may not be used"
@@ -400,10 +395,8 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
                 "Set the network of the process group: export GLOO_SOCKET_IFNAME=..., for GPUs "
                 "NCCL_SOCKET_IFNAME"
             )
-        text = (
-            f"{format_count(len(failed), 'process group')} failed, on {format_list(names)}: "
-            f"{failed[0].failure}"
-        )
+        count = format_count(len(failed), "process group")
+        text = f"{count} failed, on {format_list(names)}: {failed[0].failure}"
         yield Finding("wrong", text, advice)
     if rest := sum(map(len, causes[_MOST_FAILURES:])):
         yield Finding(
@@ -438,8 +431,8 @@ def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"Clocks differ from {facts.get_name(facts.hosts[0])}: {format_list(late)}",
-            "Synchronize them, for example with chrony. Of several failures, the earliest is "
-            "taken as the cause",
+            "Synchronize them, for example with chrony. Of several failures, the earliest is taken "
+            "as the cause",
         )
     else:
         latest = max(offset.seconds + offset.error for offset in facts.clocks)
@@ -507,7 +500,7 @@ def _judge_job_end(facts: ClusterFacts) -> Iterator[Finding]:
     elif facts.scheduler:
         yield Finding(
             "look",
-            "No environment variable has the end time of this job: a run may be killed at its "
-            "time limit, and lose a part of its work",
+            "No environment variable has the end time of this job: a run may be killed at its time "
+            "limit, and lose a part of its work",
             "Add #SBATCH --signal=USR1@120 to the job script, or export HPO_JOB_END_TIME",
         )

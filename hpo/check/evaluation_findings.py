@@ -1,4 +1,4 @@
-"""Find out what is wrong in the evaluations of `hpo check`.
+"""Make the findings of `hpo check` from its evaluations.
 
 In this module, `whole` is an evaluation on all ranks, and `alone` is the evaluation on 1 rank.
 """
@@ -63,8 +63,8 @@ _UNUSED_ADVICE = (
 )
 _COLLECTIVES_ADVICE = (
     "The ranks of a worker must call the same collectives (all_reduce, a backward pass of "
-    "DistributedDataParallel, a yield) equally often. Look for different numbers of steps, and "
-    "for calls inside if worker.rank == 0"
+    "DistributedDataParallel, a yield) equally often. Look for different numbers of steps, and for "
+    "calls inside if worker.rank == 0"
 )
 _EPOCHS_ADVICE = (
     "The ranks must train the same number of epochs. Base early stopping on a value that is equal "
@@ -105,7 +105,7 @@ class CheckOutcomes:
     again: CheckOutcome | None
     """The second evaluation on all ranks."""
     resumed: CheckOutcome | None
-    """The evaluation on all ranks that resumed from the first checkpoint of `again`."""
+    """The evaluation on all ranks that resumed from the checkpoint of the first loss."""
     alone: CheckOutcome | None
 
     def list_compared(self) -> list[CheckOutcome]:
@@ -208,8 +208,8 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     if first_weights and again_weights and _is_different(first_weights, again_weights):
         return Finding(
             "wrong",
-            f"{text} has different losses the second time, by {_format_relative(off)}: the "
-            "initial weights differ",
+            f"{text} has different losses the second time, by {_format_relative(off)}: the initial "
+            "weights differ",
             "Create the network and its weights in the objective. Objects at module level keep "
             "their state between evaluations",
         )
@@ -224,7 +224,7 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
 
 
 def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Compare the losses of all ranks and of 1 rank, and yield likely causes of differences.
+    """Compare the losses on all ranks and on 1 rank, and yield likely causes of a difference.
 
     Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise
     they are "look". A cause of different losses is "wrong" if it is certainly a mistake. If the
@@ -233,10 +233,8 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
     ranks = format_count(whole.ranks, "rank")
     off = _compute_difference(whole.losses, alone.losses)
     if len(whole.losses) != len(alone.losses):
-        text = (
-            f"There are {format_count(len(whole.losses), 'loss')[:-1]}es on {ranks}, and "
-            f"{len(alone.losses)} on 1"
-        )
+        losses = f"{format_count(len(whole.losses), 'loss')[:-1]}es"
+        text = f"There are {losses} on {ranks}, and {len(alone.losses)} on 1"
         yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
     if off <= _TOLERANCE:
         yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
@@ -259,7 +257,7 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield causes of other losses than on 1 rank: one that is certain, or all possible ones."""
+    """Yield one certain cause of different losses on all ranks and 1 rank, or all possible ones."""
     ratios = [
         ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs
     ]
@@ -270,8 +268,8 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
             yield Finding(
                 "wrong",
                 f"The losses are {factor:.3g} times those of 1 rank",
-                "Divide the sum over all ranks by the number of all validation samples. Their "
-                "mean of means is right only if their shares are equally large",
+                "Divide the sum over all ranks by the number of all validation samples. Their mean "
+                "of means is right only if their shares are equally large",
             )
             return
     if _has_same_parameters(whole, alone) and _is_different(
@@ -298,8 +296,8 @@ def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
         if compute_distance(ours, theirs) <= _TOLERANCE:
             return (
                 "The networks are the same at the first loss, so the validation differs. The loss "
-                "must include each sample once: divide the sum over all ranks by the number of "
-                "all samples"
+                "must include each sample once: divide the sum over all ranks by the number of all "
+                "samples"
             )
         return (
             "The gradients of the first step are the same, but the networks differ at the first "
@@ -356,7 +354,7 @@ def _format_layer_counts(layers: Mapping[str, int]) -> str:
 
 
 def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield findings about what differs first: samples, steps per epoch, or gradients."""
+    """Yield findings about the first difference in samples, steps per epoch or gradients."""
     many = whole.traces[0]
     samples = list(_compare_samples(whole, alone))
     if samples:
@@ -431,7 +429,7 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Compare the gradients of the first step between ranks, and with those on 1 rank.
+    """Yield a finding if first gradients differ between ranks, or from those on 1 rank.
 
     A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong"
     if the gradients differ by a factor that is the number of ranks or its inverse. All other
@@ -479,7 +477,7 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 
 
 def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
-    """Return a finding if the networks of the ranks differ.
+    """Return a finding if the ranks' networks differ; None if equal or not comparable.
 
     None if they are equal or cannot be compared. Ranks that hold only parts of the network cannot
     be compared. Their shapes differ from the shapes in `alone`. Some programs average weights only
@@ -518,16 +516,13 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
     return None
 
 
-def _get_shapes(trace: Trace) -> list[list[int]]:
-    """Return the shapes of the parameters of a rank's networks.
-
-    Without networks, those of its optimizers.
-    """
+def _get_shapes(trace: Trace) -> list[tuple[int, ...]]:
+    """Return the parameter shapes of a rank's networks, or of its optimizers without any."""
     return trace.network_shapes if trace.networks else trace.shapes
 
 
 def _find_difference(one: Trace, other: Trace) -> int | None:
-    """Return the first step at which a network differs between two ranks; None without one."""
+    """Return the first step at which networks differ; None if they end equal."""
     mine = _get_networks(one)
     others = _get_networks(other)
     found = []
@@ -540,10 +535,7 @@ def _find_difference(one: Trace, other: Trace) -> int | None:
 
 
 def _count_equal_steps(whole: CheckOutcome) -> int:
-    """Return the last step after which the networks of all ranks were equal.
-
-    0 if they never were.
-    """
+    """Return the most steps after which all ranks had equal networks; 0 if never."""
     first, *others = (_get_networks(trace) for trace in whole.traces)
     common = [key for key in first if all(key in other for other in others)]
     return max(
@@ -557,13 +549,10 @@ def _count_equal_steps(whole: CheckOutcome) -> int:
 
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
-    """Return the fingerprints of a rank's networks.
-
-    Without networks, those of its optimizers' parameters.
-    """
-    if trace.networks:
-        return {(number, steps, trains): found for number, steps, trains, found in trace.networks}
-    return {(number, 0, True): weights for number, weights in enumerate(trace.weights)}
+    """Return the fingerprints of a rank's networks, or of its optimizers without any."""
+    return trace.networks or {
+        (number, 0, True): weights for number, weights in trace.weights.items()
+    }
 
 
 def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
@@ -573,11 +562,8 @@ def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     )
 
 
-def _count_samples(outcome: CheckOutcome) -> Counter[str]:
-    """Count how often each sample occurs in the first epoch on all ranks together.
-
-    The keys are hashes of samples.
-    """
+def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Count each sample of the first epoch on all ranks together, by its hash."""
     limit = min(
         [
             _count_epoch_steps(outcome) or outcome.traces[0].steps,
@@ -596,16 +582,13 @@ def _take_first_samples(trace: Trace, count: int) -> set[str]:
 
 
 def _is_randomly_sampled(alone: CheckOutcome) -> bool:
-    """Return whether samples are drawn with replacement: some repeat before all have occurred."""
+    """Return whether some samples repeat before all have occurred."""
     count = len(_count_samples(alone))
     return len(_take_first_samples(alone.traces[0], count)) < (1 - _SMALL_FRACTION) * count
 
 
 def _has_same_batches(whole: CheckOutcome) -> bool:
-    """Return whether most batches are the same on all ranks.
-
-    False if rank 0 has only one distinct batch.
-    """
+    """Return whether most of several batches are the same on all ranks."""
     same, count = _count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
 
@@ -618,17 +601,14 @@ def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
     ), len(batches)
 
 
-def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
-    """Count how often each sample occurs in the first step on all ranks together.
-
-    The keys are hashes of samples.
-    """
+def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Count each sample of the first step on all ranks together, by its hash."""
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
     return Counter(chain.from_iterable(batches))
 
 
 def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the optimizers' parameters are as on 1 rank, without shards."""
+    """Return whether optimizers have the same, unsharded shapes on all ranks as on 1."""
     shapes = alone.traces[0].shapes
     return bool(shapes) and all(
         trace.shapes == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
@@ -636,7 +616,7 @@ def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 
 
 def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the networks' parameters have the shapes of 1 rank, without shards."""
+    """Return whether networks have the same, unsharded shapes on all ranks as on 1."""
     shapes = _get_shapes(alone.traces[0])
     return bool(shapes) and all(
         _get_shapes(trace) == shapes and not trace.sharded
@@ -661,10 +641,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
 
 
 def _is_different(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether two fingerprints differ by more than rounding.
-
-    Then the weights or gradients differ, too.
-    """
+    """Return whether two fingerprints, and so weights or gradients, differ beyond rounding."""
     return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
 
 
@@ -793,8 +770,8 @@ def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding
     return Finding(
         "wrong",
         f"After a resume from the first checkpoint, {difference}",
-        "Save all that training changes, before the loss: optimizer, scheduler, random "
-        "generators, number of epochs. Seed random numbers of an epoch by its index",
+        "Save all that training changes, before the loss: optimizer, scheduler, random generators, "
+        "number of epochs. Seed random numbers of an epoch by its index",
     )
 
 
@@ -828,8 +805,8 @@ def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
     if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
         yield Finding(
             "wrong",
-            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, "
-            "on all samples",
+            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on "
+            "all samples",
             "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
         )
 

@@ -25,7 +25,7 @@ class Finding:
 
 
 def print_findings(findings: Sequence[Finding]) -> ExitStatus:
-    """Print the findings and a summary. Return 0 if nothing is wrong, 1 otherwise."""
+    """Print findings and a summary, and return 0 if nothing is wrong, 1 otherwise."""
     for finding in findings:
         lines = textwrap.wrap(make_printable(finding.text), _LINE_WIDTH - _LEVEL_WIDTH)
         lines += textwrap.wrap(make_printable(finding.advice), _LINE_WIDTH - _LEVEL_WIDTH)

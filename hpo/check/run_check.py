@@ -39,7 +39,7 @@ _MEBIBYTE = 1 << 20
 
 
 def run_check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a search file, and return status 0 if nothing is wrong, 1 otherwise.
+    """Check a search file, and return status 0 if nothing is wrong. Collective.
 
     Collective: call on all ranks. Raises UsageError on all ranks, before anything starts, if the
     options or the search file are invalid.
@@ -72,7 +72,7 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
 
 
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
-    """Return the middle of each range on its scale, and the first choice of categories.
+    """Return the middle of each range on its scale, and the first of several choices.
 
     If the constraints reject these hyperparameters, return others that they allow, drawn with a
     fixed seed.
@@ -86,7 +86,7 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
-    """Evaluate on all ranks, again, from a checkpoint, and on 1 rank.
+    """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective.
 
     Collective: call on all ranks of the job. An evaluation is left out if the job is stopping, or
     if an earlier one shows that nothing can be compared.
@@ -142,7 +142,7 @@ def is_stopping(job: Job) -> bool:
 
 
 def _print_headline(ready: RankState, params: Mapping[str, Value], ranks: int) -> None:
-    """Print which hyperparameters or command is checked, and on how many ranks."""
+    """Print which evaluation is checked, and on how many ranks."""
     program = Program.from_problem(ready.problem)
     if program is None:
         description = f"{ready.problem.file.path}: {format_named_values(params)}"

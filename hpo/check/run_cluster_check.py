@@ -57,9 +57,7 @@ _NOTE = "note"
 
 
 def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a job, and return status 0 if nothing is wrong, 1 otherwise.
-
-    Collective: call on all ranks.
+    """Check a job, and return status 0 if nothing is wrong, 1 otherwise. Collective.
 
     Args:
         options: The options, with the search file that measures process groups.
@@ -67,7 +65,7 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
 
     Raises:
         UsageError: The run directory cannot be used. The error is raised on all ranks, before
-        anything is measured.
+            anything is measured.
     """
     with ExitStack() as leftovers:
         if job.is_first:
@@ -85,7 +83,7 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
 
 
 def _stop_late(leftovers: ExitStack) -> int:
-    """Remove temporary files before a job that does not stop is ended. Return the status."""
+    """Remove temporary files before the job is ended, and return the exit status."""
     leftovers.close()
     return ExitStatus.INTERRUPTED
 
@@ -93,10 +91,7 @@ def _stop_late(leftovers: ExitStack) -> int:
 def _collect_facts(
     options: Options, layout: Layout, job: Job, ready: RankState, leftovers: ExitStack
 ) -> ClusterFacts | None:
-    """Return all facts on the first rank; None on other ranks, and if the job is stopping.
-
-    Collective.
-    """
+    """Return all facts on the first rank, unless the job is stopping. Collective."""
     world = job.world
     ranks = world.allgather(_collect_rank_facts(ready))
     hosts = [rank.host for rank in ranks]
@@ -153,7 +148,7 @@ def _collect_rank_facts(ready: RankState) -> RankFacts:
 
 
 def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
-    """Return the offset of the clock of each host.
+    """Return the clock offset of each host; complete only on the first rank.
 
     On ranks other than the first, the list is incomplete. Method: Cristian's algorithm. The offset
     comes from the message with the shortest round trip. Half of this round trip is the maximum
@@ -191,9 +186,7 @@ def _measure_clock_offset(heads: SleepingComm, peer: int) -> ClockOffset:
 def _test_folder(
     run_dir: Path, job: Job, heads: SleepingComm | None, leftovers: ExitStack
 ) -> tuple[FolderFacts | None, list[FolderView]]:
-    """Test the folder of a run directory, and return the facts on the first rank.
-
-    Collective: call on all ranks.
+    """Test the folder of a run directory, and return facts on the first rank. Collective.
 
     Args:
         heads: Communicator of one rank of each host; None on other ranks.
@@ -252,14 +245,12 @@ class FolderTest:
 def _compare_views(
     heads: SleepingComm, folder: Path, should_stop: Callable[[], bool]
 ) -> list[FolderView]:
-    """Return how each host sees the temporary folder of a `FolderTest`.
-
-    Collective: call on all ranks of `heads`.
+    """Return how each host sees the folder of a `FolderTest`. Collective over `heads`.
 
     Args:
         heads: Communicator of one rank of each host. Its first rank has made the folder.
         should_stop: Returns whether the check must end soon. It then waits no longer for other
-        hosts.
+            hosts.
     """
 
     def wait_for(done: Callable[[], bool]) -> float | None:
@@ -304,7 +295,7 @@ def _make_host_path(folder: Path, host: int) -> Path:
 
 
 def find_file_system(path: Path) -> str:
-    """Return the type of the file system of a path, such as nfs4; empty if it is unknown."""
+    """Return the type of a path's file system, such as nfs4; an empty text if unknown."""
     with suppress(OSError, ValueError):  # Only Linux has /proc.
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]
@@ -344,10 +335,7 @@ def _is_locked(path: Path) -> bool:
 def _measure_workers(
     job: Job, ready: RankState, layout: Layout, patience: float
 ) -> list[GroupSpeed]:
-    """Measure the process groups of all workers at the same time.
-
-    Collective: call on all ranks of the job.
-    """
+    """Measure the process groups of all workers at the same time. Collective."""
     world = job.world
     worker = layout.find_worker(world.rank)
     speeds = world.allgather(
@@ -359,10 +347,7 @@ def _measure_workers(
 def _measure_group(
     comm: SleepingComm, job: Job, ready: RankState, patience: float, worker: int
 ) -> GroupSpeed | None:
-    """Measure the process group of the ranks of `comm`, and return its speed on its first rank.
-
-    Collective.
-    """
+    """Measure the ranks of `comm`, and return their speed on the first of them. Collective."""
     with ExitStack() as held:
         folder = None
         params = None

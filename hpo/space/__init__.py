@@ -1,4 +1,4 @@
-"""The search space: hyperparameters with conditions and priors, and constraints between them."""
+"""The search space: hyperparameters, conditions, priors and constraints."""
 
 from hpo.space.constraints import ConstraintSet
 from hpo.space.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value

@@ -1,7 +1,4 @@
-"""Constraints between hyperparameters.
-
-They are functions of the user, and may run in another process.
-"""
+"""Constraints between hyperparameters: functions of the user."""
 
 from __future__ import annotations
 
@@ -23,16 +20,13 @@ T = TypeVar("T")
 
 
 class ConstraintSet(Protocol):
-    """Interface of the constraints of a search space.
-
-    Their functions may be in this process or in another process.
-    """
+    """Constraints of a search space, whose functions may be in another process."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first constraint that each set violates, or None."""
+        """Return the index of the first violated constraint, or None, for each set."""
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
+        """Return why the constraints are unsound, or "" (see `find_constraint_problem`)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class LocalConstraints:
 
     Args:
         draw: A function that returns random hyperparameters, whether or not they satisfy the
-        constraints.
+            constraints.
     """
 
     def __init__(self, draw: Callable[[Random], Mapping[str, Any]]) -> None:
@@ -106,7 +100,7 @@ class LocalConstraints:
         self._constraints.append(constraint)
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first constraint that each set violates, or None."""
+        """Return the index of the first violated constraint, or None, for each set."""
         return [
             next(
                 (
@@ -120,7 +114,7 @@ class LocalConstraints:
         ]
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
+        """Return why the constraints are unsound, or "" (see `find_constraint_problem`)."""
         rng = Random(0)
         return find_constraint_problem(self._constraints, lambda: self._draw(rng))
 

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 Value = Union[bool, int, float, str]
 Gene = Union[int, float]
-"""The number that encodes a value of a hyperparameter.
-
-Propulate breeds these numbers, not the values.
-"""
+"""The number that encodes a value. Propulate breeds genes, not values."""
 
 # Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
@@ -106,8 +103,8 @@ class Int(BaseParameter):
         """Return why the arguments are not valid, or None if they are."""
         if wrong := [bound for bound in (self.low, self.high) if type(bound) is not int]:
             return (
-                "the bounds of an Int must be integers (a Float's need not be), got "
-                f"{format_with_type(wrong[0])}"
+                "the bounds of an Int must be integers (a Float's need not be), "
+                f"got {format_with_type(wrong[0])}"
             )
         if not self.low < self.high:
             return "low must be less than high"
@@ -129,10 +126,7 @@ class Int(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes (numbers that encode values) are real numbers.
-
-        Otherwise, they are integers.
-        """
+        """Whether genes are real numbers. Otherwise, they are integers."""
         return self.log
 
     @property
@@ -170,10 +164,7 @@ class Int(BaseParameter):
         return math.log(int(value)) if self.log else self.low + (int(value) - self.low) // self.step
 
     def decode(self, gene: Gene) -> int:
-        """Return the value that a gene encodes.
-
-        A gene outside the limits counts as the nearest limit.
-        """
+        """Return the value of a gene. Genes outside the limits count as the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
         value = (
@@ -262,10 +253,7 @@ class Float(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes (numbers that encode values) are real numbers.
-
-        Otherwise, they are integers.
-        """
+        """Whether genes are real numbers. Otherwise, they are integers."""
         return self.step is None
 
     @property
@@ -317,10 +305,7 @@ class Float(BaseParameter):
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value that a gene encodes.
-
-        A gene outside the limits counts as the nearest limit.
-        """
+        """Return the value of a gene. Genes outside the limits count as the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         if self.step:
@@ -381,8 +366,8 @@ class _Choices(BaseParameter):
                 if list_elements(choice) is not None:
                     return "choices must be given one by one, each a string, a number or a boolean"
                 return (
-                    "a choice must be a string, a number or a boolean, got "
-                    f"{format_with_type(choice)}"
+                    "a choice must be a string, a number or a boolean, "
+                    f"got {format_with_type(choice)}"
                 )
             if type(choice) is float and not math.isfinite(choice):
                 return f"a choice must be finite, got {choice!r}"
@@ -421,10 +406,7 @@ class _Choices(BaseParameter):
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value that a gene encodes.
-
-        A gene outside the limits counts as the nearest limit.
-        """
+        """Return the value of a gene. Genes outside the limits count as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def make_distribution(self) -> BaseDistribution:

@@ -1,4 +1,4 @@
-"""Priors: values that the user expects to be good, and how close to them.
+"""Priors: values that the user expects to be good, and how close good values are.
 
 A prior of a number is a normal distribution of the gene (number that encodes the value) around the
 expected value. The range of the parameter cuts it off. A prior of a categorical parameter makes the
@@ -16,7 +16,7 @@ from hpo.space.parameters import Categorical, Gene, Parameter, format_parameter
 DEVIATIONS = {"low": 0.5, "medium": 0.25, "high": 0.125}
 """The standard deviation of a prior by its confidence, as a share of the parameter's range."""
 ODDS = {"low": 2, "medium": 4, "high": 6}
-"""How many times as likely as others the expected choice of a category is, by confidence."""
+"""How many times as likely as each other choice the expected choice is, by confidence."""
 
 
 def draw_uniform_gene(parameter: Parameter, rng: Random) -> Gene:
@@ -59,10 +59,7 @@ def _draw_other(expected: Gene, highest: int, rng: Random) -> Gene:
 
 
 def describe_priors(parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return each parameter that has a prior as text, with its prior.
-
-    A resumed run may have other priors.
-    """
+    """Return each parameter with a prior as text. A resumed run may have other priors."""
     return {
         name: format_parameter(each) for name, each in parameters.items() if each.prior is not None
     }

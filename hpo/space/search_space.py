@@ -1,4 +1,4 @@
-"""Search spaces: named hyperparameters, their conditions, and constraints between them."""
+"""Search spaces: named hyperparameters and the constraints between them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class SearchSpace:
                 momentum=Float(0.0, 0.99, when={"optimizer": "sgd"}),
             )
             space.require(
-                lambda p: p["conv_layers"] < 8 or p["lr"] < 0.1, "deep networks need small lr"
+                lambda p: p["conv_layers"] < 8 or p["lr"] < 0.1,
+                "deep networks need small learning rates",
             )
     """
 
@@ -108,7 +109,7 @@ class SearchSpace:
         self.constraint_texts = (*self.constraint_texts, text)
 
     def delegate_constraints(self, texts: Sequence[str], constraints: ConstraintSet) -> None:
-        """Let `constraints` check hyperparameters: their functions are in another process.
+        """Let `constraints` check hyperparameters: the functions are in another process.
 
         Args:
             texts: The constraints in words.
@@ -143,7 +144,7 @@ class SearchSpace:
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
-        """Return whether a parameter is active, given the values before it in the space."""
+        """Return whether a parameter is active, given the hyperparameters before it."""
         return self._validation.is_active(name, params)
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
@@ -176,7 +177,7 @@ class SearchSpace:
         return params
 
     def round_genes(self, genes: Mapping[str, Gene]) -> dict[str, Gene]:
-        """Return the genes of the nearest valid values of all parameters, active or not."""
+        """Return the genes of the nearest valid values of all parameters."""
         return {
             name: parameter.encode(parameter.decode(genes[name]))
             for name, parameter in self.parameters.items()
@@ -190,13 +191,13 @@ class SearchSpace:
 
         Raises:
             ValueError: A parameter is not valid, or a constraint is violated. The message names the
-            first of them.
+                first of them.
         """
         if mistake := self.find_mistakes([params])[0]:
             raise ValueError(mistake)
 
     def find_mistakes(self, batch: Sequence[Mapping[str, object]]) -> list[str]:
-        """Return why each set of hyperparameters is not valid or not allowed, or ""."""
+        """Return for each set why it is not valid or not allowed; "" if it is allowed."""
         mistakes = [self._validation.find_wrong_value(params) for params in batch]
         valid = [index for index, mistake in enumerate(mistakes) if not mistake]
         for index, violated in zip(
@@ -207,10 +208,7 @@ class SearchSpace:
         return mistakes
 
     def allows(self, params: Mapping[str, object]) -> bool:
-        """Return whether hyperparameters satisfy all constraints.
-
-        For many sets, `are_allowed` is much faster.
-        """
+        """Return whether constraints allow one set; `are_allowed` is faster for many sets."""
         return self.are_allowed([params]) == [True]
 
     def are_allowed(self, batch: Sequence[Mapping[str, object]]) -> list[bool]:
@@ -218,7 +216,7 @@ class SearchSpace:
         return [violated is None for violated in self.find_violated(batch)]
 
     def find_violated(self, batch: Sequence[Mapping[str, object]]) -> list[int | None]:
-        """Return the index of the first constraint that each set violates, or None."""
+        """Return for each set the index of the first violated constraint, or None."""
         return (
             self._constraints.find_violated(batch)
             if self.constraint_texts and batch
@@ -245,24 +243,21 @@ class SearchSpace:
 
         Raises:
             ValueError: A given value is not valid, or no draw with these values satisfies the
-            constraints.
+                constraints.
         """
         return next(self.iterate_draws(rng, given))
 
     def iterate_draws(
         self, rng: Random, given: Mapping[str, Value] | None = None
     ) -> Iterator[dict[str, Value]]:
-        """Yield random hyperparameters that satisfy all constraints, without end.
-
-        The arguments are those of `draw`.
-        """
+        """Yield random hyperparameters without end, as `draw` returns them."""
         given = given or {}
         if mistake := next(filter(None, starmap(self._validation.find_mistake, given.items())), ""):
             raise ValueError(mistake)
         return self._iterate_allowed(lambda: self._draw_unconstrained(rng, given), given)
 
     def draw_priors(self, rng: Random) -> dict[str, Value]:
-        """Return hyperparameters with the expected value of each active parameter with a prior.
+        """Return hyperparameters in which active parameters have the values of their priors.
 
         Other values are drawn at random. The constraints are satisfied. Of several draws, that with
         the most active priors is returned.
@@ -277,7 +272,7 @@ class SearchSpace:
         return max(drawn, key=lambda params: len(params.keys() & priors.keys()))
 
     def draw_from_priors(self, rng: Random, count: int) -> list[dict[str, Value]]:
-        """Draw hyperparameters from the priors, and return those that satisfy all constraints.
+        """Draw hyperparameters from all priors, and return those that constraints allow.
 
         Args:
             rng: The random number generator.
@@ -289,7 +284,7 @@ class SearchSpace:
     def _iterate_allowed(
         self, draw: Callable[[], dict[str, Value]], given: Mapping[str, Value] = _NOTHING
     ) -> Iterator[dict[str, Value]]:
-        """Yield hyperparameters with given values that satisfy all constraints, without end.
+        """Yield draws that satisfy all constraints and have all given values, without end.
 
         Constraints are checked for several draws at once.
         """
@@ -320,10 +315,7 @@ class SearchSpace:
         return list_individuals(self, _MOST_CANDIDATES, _MOST_SECONDS)
 
     def describe(self) -> dict[str, str]:
-        """Return each parameter as text.
-
-        A run stores these texts, and compares them when it is resumed.
-        """
+        """Return each parameter as text, which a run stores and compares when it is resumed."""
         return {name: repr(parameter) for name, parameter in self.parameters.items()}
 
     def make_distributions(self) -> dict[str, BaseDistribution]:

@@ -1,4 +1,4 @@
-"""Check parameters and conditions of a search space, and find mistakes in hyperparameters."""
+"""Check the parameters and conditions of a search space, and the values of parameters."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ Condition = Mapping[str, frozenset[Value]]
 
 
 def check_parameter(name: str, parameter: object) -> None:
-    """Raise an error if the name or the range of a parameter is not valid.
-
-    Its condition is not checked.
+    """Raise an error if a parameter's name or range is not valid.
 
     Raises:
         ValueError: The name or the range is not valid. The message proposes a valid parameter if
@@ -134,7 +132,7 @@ def _correct_parameter(parameter: Parameter) -> Parameter | None:
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
-    """Replace the collections among choices, and return the new choices.
+    """Return the choices with each collection among them replaced.
 
     Other choices stay unchanged. If the only choice is a collection, its elements become the
     choices. If each collection has only one element, the element replaces the collection.
@@ -152,7 +150,7 @@ def _flatten_choices(choices: Collection[Any]) -> list[Any]:
 
 
 def _name_choices(choices: list[Any]) -> list[Any]:
-    """Replace each collection by the name of its elements, such as (128, 64) by "128-64"."""
+    """Replace each collection by a name of its elements, such as (128, 64) by "128-64"."""
     collections = [list_elements(choice) for choice in choices]
     return [
         choice if elements is None else "-".join(map(str, elements))
@@ -161,7 +159,7 @@ def _name_choices(choices: list[Any]) -> list[Any]:
 
 
 def _find_lookup(given: Any, instead: Any) -> str:
-    """Return the code of a dict that maps names of choices to the values that they replace.
+    """Return a dict, as code, from proposed names of choices to the replaced values.
 
     An error message proposes this dict to the user.
 
@@ -192,10 +190,7 @@ def _round_if_float(value: float | None) -> float | None:
 
 
 def _parse_number(value: Any) -> int | float | None:
-    """Convert a number or a text such as "0.1" to an int if it is whole, or a float.
-
-    None for others.
-    """
+    """Convert a number, or a text such as "0.1", to an int or float; None if it is neither."""
     value = convert_to_plain(value)
     if type(value) is int:
         return value
@@ -206,7 +201,7 @@ def _parse_number(value: Any) -> int | float | None:
 
 
 def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parameter]) -> Condition:
-    """Return the condition under which a parameter is active; empty if it has none.
+    """Return the condition under which a parameter is active; empty without a condition.
 
     Args:
         parameter: The parameter. Its `when` is not yet checked, and may have any type.
@@ -268,7 +263,7 @@ class ParamsValidation:
         self._conditions = conditions
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
-        """Return whether a parameter is active, given the values before it in the space."""
+        """Return whether a parameter is active, given the hyperparameters before it."""
         return all(
             parent in params and params[parent] in values
             for parent, values in self._conditions[name].items()
@@ -282,10 +277,8 @@ class ParamsValidation:
             if name not in params and self.is_active(name, params):
                 return f"parameter {name!r} is missing"
             if name in params and not self.is_active(name, params):
-                return (
-                    f"parameter {name!r} is active only if "
-                    f"{self._format_condition(self._conditions[name])}"
-                )
+                condition = self._format_condition(self._conditions[name])
+                return f"parameter {name!r} is active only if {condition}"
         return ""
 
     def find_mistake(self, name: str, value: object) -> str:

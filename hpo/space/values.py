@@ -1,4 +1,4 @@
-"""Convert values that users write, such as numpy numbers and sets, to plain Python values."""
+"""Convert values that users write (numpy numbers, sets) to plain Python values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def list_elements(value: object) -> list[Any] | None:
-    """Return the elements of a collection, sorted if it is a set; None for other values.
+    """Return the elements of a collection, a set's sorted; None for any other value.
 
     The list is empty if there are more than 100 elements.
     """
@@ -82,10 +82,7 @@ def _list_in_order(values: Collection[Any]) -> list[Any]:
 
 
 def convert_to_plain(value: Any) -> Any:
-    """Return a scalar or an array of numpy as plain Python values.
-
-    Other values are returned unchanged.
-    """
+    """Return a scalar or an array of numpy as plain Python values, others unchanged."""
     # The method tolist belongs to values of numpy, and also returns a scalar.
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -95,7 +92,5 @@ def format_with_type(value: object) -> str:
     kind = type(value)
     # The repr of a number is 8 in numpy 1, and np.int64(8) in numpy 2.
     shown = str(value) if getattr(value, "ndim", None) == 0 else repr(value)
-    return (
-        f"{shown} "
-        f"({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
-    )
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{shown} ({module}{kind.__qualname__})"

@@ -1,4 +1,4 @@
-"""Data sets, networks, and what torch lacks for training on the ranks of a worker."""
+"""Data sets, networks, and what torch lacks for training on several ranks."""
 
 from hpo.training.augmentation import augment_images
 from hpo.training.image_data import (

@@ -9,7 +9,7 @@ from hpo.training.setting_checks import check_choice
 
 
 def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
-    """Shift each image by up to an eighth ("crop"). "crop-and-flip" also mirrors half of them.
+    """Shift images by up to an eighth of their size; "crop-and-flip" also mirrors half.
 
     He et al. 2016, section 4.2, shift by up to four of 32 pixels for CIFAR-10. The border is filled
     with zeros, the mean of normalised images.

@@ -1,4 +1,4 @@
-"""A search file for `hpo check-cluster`: it measures how fast a group exchanges tensors."""
+"""The search file of `hpo check-cluster`: measure the speed of a process group."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ def objective(
 
 
 def _time_all_reduce(tensor: Tensor) -> float:
-    """Return the median seconds of an all-reduce of a tensor, on the slowest rank.
-
-    Collective: call on all ranks.
-    """
+    """Return the median seconds of an all-reduce on the slowest rank. Collective."""
     _call_all_reduce(tensor)  # The first call makes the connections.
     count = int(_SECONDS / _find_largest(_call_all_reduce(tensor), tensor.device))
     times = [_call_all_reduce(tensor) for _ in range(max(3, min(_MOST_CALLS, count)))]

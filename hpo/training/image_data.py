@@ -18,103 +18,74 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hpo.training.setting_checks import check_choice
+
 # Images, uint8 of shape (N, channels, height, width), and labels, int64 of shape (N,).
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+Part = Literal["train", "test"]
 
-
-_DIGITS = tuple("0123456789")
 _CLOTHES = (
-    "T-shirt",
-    "trousers",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
+    *("T-shirt", "trousers", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 
 
-@dataclass(frozen=True)
 class Digits:
-    """The UCI handwritten digits of scikit-learn: 1,797 images of 8x8 pixels, no download.
+    """The UCI handwritten digits of scikit-learn: 1,797 images of 8x8 pixels, without a download.
 
     They have no published test part, so every fifth image is a test image.
     """
 
-    class_names: tuple[str, ...] = _DIGITS
-    validation_samples: int = 360
+    class_names = tuple("0123456789")
+    validation_samples = 360
 
-    def read_development(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
-        """Read four fifths of the images."""
-        images, labels, is_test = self._read_digits()
-        return images[~is_test], labels[~is_test]
-
-    def read_test(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
-        """Read every fifth image."""
-        images, labels, is_test = self._read_digits()
-        return images[is_test], labels[is_test]
-
-    def _read_digits(
-        self,
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def read_part(self, folder: Path, part: Part) -> Arrays:  # noqa: ARG002 - no files are needed
+        """Read every fifth image for "test", and the others for "train"."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
+        is_test = np.arange(len(digits.target)) % 5 == 4
+        chosen = is_test if part == "test" else ~is_test
         images = digits.images.astype(np.uint8)[:, None]
-        return images, digits.target.astype(np.int64), np.arange(len(images)) % 5 == 4
+        return images[chosen], digits.target.astype(np.int64)[chosen]
 
 
 @dataclass(frozen=True)
 class IdxFiles:
-    """MNIST (LeCun et al. 1998) or a data set in its format: four IDX files, gzipped or not.
+    """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files.
 
-    The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which
-    torchvision uses. If both lack the files, they are downloaded to the subfolder.
+    The files may be gzipped. They are read from the data directory, or from its subfolder
+    `torchvision_name`/raw, which torchvision uses. If both lack the files, they are downloaded to
+    the subfolder.
     """
 
     torchvision_name: str
-    class_names: tuple[str, ...] = _DIGITS
+    class_names: tuple[str, ...]
     validation_samples: int = 10_000
 
-    def read_development(self, folder: Path) -> Arrays:
-        """Read the training files."""
-        return self._read_part(folder, "train")
-
-    def read_test(self, folder: Path) -> Arrays:
-        """Read the test files."""
-        return self._read_part(folder, "t10k")
-
-    def _read_part(self, folder: Path, part: str) -> Arrays:
-        names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+    def read_part(self, folder: Path, part: Part) -> Arrays:
+        """Read the published training or test files."""
+        prefix = "t10k" if part == "test" else "train"
+        names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
         folders = [folder, folder / self.torchvision_name / "raw"]
         if not all(_find_file(name, folders) for name in names):
-            _download_dataset(
-                self.torchvision_name,
-                folder,
-                [f"{name}[.gz]" for name in names],
-                folders,
-                self._fetch_files,
-            )
-        images, labels = (_read_idx(_find_downloaded_file(name, folders)) for name in names)
+            patterns = [f"{name}[.gz]" for name in names]
+            _download_dataset(self.torchvision_name, folders, patterns, self._fetch_files)
+        images_path, labels_path = (_find_downloaded_file(name, folders) for name in names)
+        images = _read_idx(images_path)
+        labels = _read_idx(labels_path)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise ValueError(
-                f"{_find_file(names[0], folders)} and {_find_file(names[1], folders)} must hold "
-                f"two-dimensional images and as many labels, got images of shape {images.shape} "
-                f"and labels of shape {labels.shape}"
+                f"{images_path} and {labels_path} must hold two-dimensional images and as many "
+                f"labels, got images of shape {images.shape} and labels of shape {labels.shape}"
             )
-        if labels.max(initial=0) >= len(self.class_names):
-            raise ValueError(
-                f"labels in {_find_file(names[1], folders)} must be less than "
-                f"{len(self.class_names)}, the number of classes, got {labels.max()}"
-            )
+        _check_labels(labels, labels_path, self.class_names)
         return images[:, None], labels.astype(np.int64)
 
     def _fetch_files(self, root: Path) -> None:
@@ -133,66 +104,57 @@ class Cifar10:
     """
 
     class_names: tuple[str, ...] = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
     )
     validation_samples: int = 10_000
     url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
 
-    def read_development(self, folder: Path) -> Arrays:
-        """Read the training batches."""
-        return self._read_batches(folder, [f"data_batch_{number}.bin" for number in range(1, 6)])
-
-    def read_test(self, folder: Path) -> Arrays:
-        """Read the test batch."""
-        return self._read_batches(folder, ["test_batch.bin"])
-
-    def _read_batches(self, folder: Path, names: Sequence[str]) -> Arrays:
+    def read_part(self, folder: Path, part: Part) -> Arrays:
+        """Read the published training batches or the test batch."""
+        names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+        if part == "test":
+            names = ["test_batch.bin"]
         folders = [folder, folder / "cifar-10-batches-bin"]
         if not all(_find_file(name, folders) for name in names):
-            _download_dataset("CIFAR10 (binary version)", folder, names, folders, self._fetch_files)
-        batches = [self._read_batch(_find_downloaded_file(name, folders)) for name in names]
-        return np.concatenate([images for images, _ in batches]), np.concatenate(
-            [labels for _, labels in batches]
-        )
+            _download_dataset("CIFAR10 (binary version)", folders, names, self._fetch_files)
+        paths = [_find_downloaded_file(name, folders) for name in names]
+        records = np.concatenate([self._read_records(path) for path in paths])
+        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
     def _fetch_files(self, root: Path) -> None:
         from torchvision.datasets.utils import download_and_extract_archive
 
         download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
 
-    def _read_batch(self, path: Path) -> Arrays:
-        """Read a file of records: a label of one byte, and an image of 3 x 32 x 32 bytes."""
+    def _read_records(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Read records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(
-                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is "
-                "damaged"
+                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. "
+                "The file is damaged"
             )
         records = content.reshape(-1, 3073)
-        if records[:, 0].max() >= len(self.class_names):
-            raise ValueError(
-                f"labels in {path} must be less than {len(self.class_names)}, the number of "
-                f"classes, got {records[:, 0].max()}"
-            )
-        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+        _check_labels(records[:, 0], path, self.class_names)
+        return records
 
 
 SOURCES: dict[str, Digits | IdxFiles | Cifar10] = {
     "digits": Digits(),
-    "mnist": IdxFiles("MNIST"),
+    "mnist": IdxFiles("MNIST", Digits.class_names),
     "fashion-mnist": IdxFiles("FashionMNIST", _CLOTHES),
     "cifar10": Cifar10(),
 }
+
+
+def _check_labels(labels: npt.NDArray[np.uint8], path: Path, class_names: Sequence[str]) -> None:
+    if labels.max(initial=0) >= len(class_names):
+        raise ValueError(
+            f"labels in {path} must be less than {len(class_names)}, the number of classes, "
+            f"got {labels.max()}"
+        )
 
 
 def _find_file(name: str, folders: Sequence[Path]) -> Path | None:
@@ -221,30 +183,27 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     start = 4 + 4 * content[3]
     if len(content) < start:
         raise ValueError(
-            f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is "
-            "cut off"
+            f"{path} must have a header of {start} bytes, got {len(content)} bytes. "
+            "The file is cut off"
         )
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != math.prod(shape):
         raise ValueError(
-            f"{path} must hold {math.prod(shape)} values, as its header has the shape {shape}, got "
-            f"{len(content) - start}. The file is damaged"
+            f"{path} must hold {math.prod(shape)} values, as its header has the shape {shape}, "
+            f"got {len(content) - start}. The file is damaged"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _download_dataset(
-    name: str,
-    folder: Path,
-    files: Sequence[str],
-    folders: Sequence[Path],
-    fetch: Callable[[Path], object],
+    name: str, folders: Sequence[Path], files: Sequence[str], fetch: Callable[[Path], object]
 ) -> None:
-    """Download a data set with `fetch`, and move the complete files to `folder`.
+    """Download a data set into the first folder, by way of a temporary folder inside it.
 
     Raises FileNotFoundError if the download fails. Its message has the missing `files` and the
     searched `folders`.
     """
+    folder = folders[0]
     has_existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -294,15 +253,13 @@ class ImageDataset:
     """
 
     train: LabelledImages
-    """The training part."""
     validation: LabelledImages
-    """The validation part."""
     class_names: tuple[str, ...]
     """The names of the classes, in the order of the labels."""
     mean: npt.NDArray[np.float32]
-    """The mean of each channel of the training images, 0 to 255, float32 of shape (channels,)."""
+    """The mean of each channel of the training images, 0 to 255, shape (channels,)."""
     std: npt.NDArray[np.float32]
-    """The standard deviation of each channel of the training images, float32, (channels,)."""
+    """The standard deviation of each channel of the training images, shape (channels,)."""
 
     @property
     def num_classes(self) -> int:
@@ -316,17 +273,9 @@ class ImageDataset:
         return channels, height, width
 
     def splits(self, device: torch.device) -> tuple[ImagesOnDevice, ImagesOnDevice]:
-        """Return the training and the validation part on a device.
-
-        Args:
-            device: The device that batches are returned on.
-
-        Returns:
-            The training part and the validation part.
-        """
-        return ImagesOnDevice(self.train, self, device), ImagesOnDevice(
-            self.validation, self, device
-        )
+        """Return the training and the validation part on a device."""
+        train = ImagesOnDevice(self.train, self, device)
+        return train, ImagesOnDevice(self.validation, self, device)
 
 
 class ImagesOnDevice:
@@ -337,7 +286,7 @@ class ImagesOnDevice:
     Args:
         split: The images and labels, such as the training part of `data`.
         data: The data set, for the mean and the standard deviation.
-        device: The device that batches are returned on.
+        device: The device on which batches are returned.
     """
 
     def __init__(self, split: LabelledImages, data: ImageDataset, device: torch.device) -> None:
@@ -351,14 +300,14 @@ class ImagesOnDevice:
         return len(self._labels)
 
     def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images and labels as a batch.
+        """Return normalised images and labels as a batch.
 
         Args:
             indices: Indices of the images, int64 of shape (N,), on any device.
 
         Returns:
-            Normalised images, float32 of shape (N, channels, height, width) in channels-last
-            format, and labels, int64 of shape (N,).
+            Images, float32 of shape (N, channels, height, width) in channels-last format, and
+            labels, int64 of shape (N,).
         """
         indices = indices.to(self.device)
         images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
@@ -368,20 +317,16 @@ class ImagesOnDevice:
 def load_data(
     name: str, data_dir: str | Path = "data", *, train_samples: int = 0, validation_samples: int = 0
 ) -> ImageDataset:
-    """Load the training and the validation part of an image data set; download it if missing.
+    """Load the training and the validation part of an image data set. Missing files are downloaded.
 
     The validation part is split off the published training set by a fixed shuffle, which is the
     same in every run. It has 360 images of digits, and 10,000 of the other data sets.
 
     Args:
         name: "digits", "mnist", "fashion-mnist" or "cifar10".
-        data_dir: Directory of the files. scikit-learn provides the digits, which need no directory.
-        train_samples: Number of training samples to use, the first of the shuffle; 0 uses all.
-        validation_samples: Number of validation samples to use, the first of the shuffle; 0 uses
-            all.
-
-    Returns:
-        The data set.
+        data_dir: Directory of the files. The digits come with scikit-learn and need none.
+        train_samples: Number of training samples, the first of the shuffle; 0 uses all.
+        validation_samples: Number of validation samples, the first of the shuffle; 0 uses all.
 
     Raises:
         ValueError: The name is unknown, a part has fewer samples than requested, or a file is
@@ -395,55 +340,44 @@ def load_data(
             def prepare(settings): return load_data("fashion-mnist", settings.data_dir)
     """
     source = _find_source(name)
-    development = source.read_development(_resolve_folder(data_dir))
-    if len(development[1]) <= source.validation_samples:
+    images, labels = source.read_part(_resolve_folder(data_dir), "train")
+    if len(labels) <= source.validation_samples:
         raise ValueError(
             f"{name} must have more than {source.validation_samples} training samples, of which "
-            f"that many are for validation, got {len(development[1])}"
+            f"that many are for validation, got {len(labels)}"
         )
-    validation, train = np.split(_shuffle_indices(development), [source.validation_samples])
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    validation, train = np.split(shuffled, [source.validation_samples])
     train = _take_first(train, train_samples, "train_samples", name)
     validation = _take_first(validation, validation_samples, "validation_samples", name)
-    mean, std = _compute_statistics(development[0][train])
     return ImageDataset(
-        _select_samples(development, train),
-        _select_samples(development, validation),
+        LabelledImages(images[train], labels[train]),
+        LabelledImages(images[validation], labels[validation]),
         source.class_names,
-        mean,
-        std,
+        *_compute_statistics(images[train]),
     )
 
 
 def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
     """Load the test part of an image data set, which is only for the winner of a search.
 
-    Args:
-        name: "digits", "mnist", "fashion-mnist" or "cifar10".
-        data_dir: Directory of the files, as for `load_data`.
-
-    Returns:
-        The test images in the order of the files, or every fifth image of the digits.
-
-    Raises:
-        ValueError: The name is unknown, or a file is damaged.
-        FileNotFoundError: The files are missing and cannot be downloaded.
+    It has the published test images in the order of the files, or every fifth image of the digits.
+    Arguments and errors are those of `load_data`.
 
     Example:
         ::
 
             def test(params, weights, settings):
-                pictures = load_test_data("cifar10")
-                images = ImagesOnDevice(pictures, load_data("cifar10"), device)
-                inputs, labels = images.get_batch(torch.arange(100))
+                data, pictures = load_data("cifar10"), load_test_data("cifar10")
+                images, labels = ImagesOnDevice(pictures, data, device).get_batch(torch.arange(100))
     """
-    images, labels = _find_source(name).read_test(_resolve_folder(data_dir))
+    images, labels = _find_source(name).read_part(_resolve_folder(data_dir), "test")
     # Arrays made from bytes are read-only, and torch warns of read-only arrays.
     return LabelledImages(images.copy(), labels.copy())
 
 
 def _find_source(name: str) -> Digits | IdxFiles | Cifar10:
-    if name not in SOURCES:
-        raise ValueError(f"dataset must be one of {', '.join(SOURCES)}, got {name}")
+    check_choice("dataset", name, tuple(SOURCES))
     return SOURCES[name]
 
 
@@ -451,34 +385,27 @@ def _resolve_folder(data_dir: str | Path) -> Path:
     return Path(data_dir).expanduser().absolute()
 
 
-def _shuffle_indices(arrays: Arrays) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(0).permutation(len(arrays[1]))
-
-
 def _take_first(
     indices: npt.NDArray[np.int64], count: int, setting: str, name: str
 ) -> npt.NDArray[np.int64]:
     if not 0 <= count <= len(indices):
         raise ValueError(
-            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, or "
-            f"0 for all of them, got {count}"
+            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, "
+            f"or 0 for all of them, got {count}"
         )
     return indices[: count or None]
-
-
-def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledImages:
-    images, labels = arrays
-    return LabelledImages(images[indices], labels[indices])
 
 
 def _compute_statistics(
     images: npt.NDArray[np.uint8],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the mean and standard deviation (at least 1) of each channel, of values 0 to 255."""
+    """Return the mean and the standard deviation (at least 1) of each channel, 0 to 255.
+
+    They come from counts of the 256 values: images as floats would need eight times the memory.
+    """
     values = np.arange(256)
-    counts = np.stack(
-        [np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)]
-    )
+    channels = [np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)]
+    counts = np.stack(channels)
     weights = counts / counts.sum(axis=1, keepdims=True)
     mean = weights @ values
     variance = weights @ values**2 - mean**2

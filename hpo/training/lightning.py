@@ -1,4 +1,4 @@
-"""Use Lightning on the ranks of a worker: a Trainer that reports its losses, or a Fabric.
+"""Use Lightning on the ranks of a worker, by a Trainer that reports losses, or a Fabric.
 
 Import it only in search files that use it, since Lightning takes seconds to import.
 """
@@ -93,10 +93,7 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
 
 
 def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's options together with the options for the worker's ranks.
-
-    Also hide Lightning's tips.
-    """
+    """Return the user's options and those of the worker's ranks; hide Lightning's tips."""
     for name in _WORKER_OPTIONS:
         if name in options:
             raise ValueError(
@@ -162,7 +159,7 @@ class _WorkerEnvironment(ClusterEnvironment):
 
 
 class _LossReporter(Callback):
-    """Offers the module's weights and reports `monitor` after each validation of a fit."""
+    """Offers weights and reports the metric `monitor` after each validation of a fit."""
 
     def __init__(self, worker: Worker, monitor: str) -> None:
         self._worker = worker

@@ -27,7 +27,9 @@ Blocks = list[tuple[str, nn.Module]]
 
 
 class Pipeline(StagedModel):
-    """A network in stages (Huang et al. 2019): microbatches pass through the blocks of all ranks.
+    """A network in stages (Huang et al. 2019), through which microbatches pass.
+
+    Each rank has some of the blocks.
 
     The network is cut in place: it keeps this rank's blocks, which keep their names. A rank with
     several GPUs has a stage on each. Batch normalisation uses the statistics of a microbatch.
@@ -85,7 +87,7 @@ class Pipeline(StagedModel):
         step: int,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Compute all outputs, and add the gradients of the sum of `loss` over microbatches.
+        """Add the gradients of the sum of `loss` over all microbatches.
 
         Args:
             inputs: Inputs of the network, shape (N, ...); used on the first rank.
@@ -198,7 +200,7 @@ class Pipeline(StagedModel):
 
     @torch.no_grad()
     def _exchange_boundaries(self, inputs: torch.Tensor) -> None:
-        """Find shapes and types between stages: pass one sample through all ranks."""
+        """Pass a sample through all stages, to find shapes and types between them."""
         was_training = self.training
         self.eval()
         boundary = (inputs.shape[1:], inputs.dtype)
@@ -252,7 +254,7 @@ class _Stage(nn.Module):
 
 @contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Raise the exception of a block instead of torch's, which only says that a stage failed."""
+    """Raise the exception of a block, not torch's, which only reports a failed stage."""
     cause = None
     try:
         yield
@@ -293,7 +295,7 @@ def _iterate_blocks(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str,
 def partition_stages(
     blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None
 ) -> list[Blocks]:
-    """Divide the blocks into `count` stages whose largest cost is as small as possible.
+    """Divide the blocks into `count` stages, with the largest cost as small as possible.
 
     The cost of a block is its entry in `stage_costs`, or by default its number of parameters.
     Raises ValueError if the network has too few blocks with parameters, if `stage_costs` names
@@ -302,9 +304,9 @@ def partition_stages(
     units = _group_blocks(blocks)
     if len(units) < count:
         raise ValueError(
-            f"the network must have at least {count} blocks with parameters for "
-            f"parallel=pipeline, one for each rank or GPU, got {len(units)}. Set "
-            f"--ranks-per-worker to at most {len(units)}, or use parallel=shard"
+            f"the network must have at least {count} blocks with parameters for parallel=pipeline, "
+            f"one for each rank or GPU, got {len(units)}. Set --ranks-per-worker to at most "
+            f"{len(units)}, or use parallel=shard"
         )
     unknown = [name for name in stage_costs or () if all(name != block for block, _ in blocks)]
     if unknown:

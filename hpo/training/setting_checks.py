@@ -1,4 +1,4 @@
-"""Check settings of search files, and choose by settings how ranks share a network."""
+"""Settings of search files: checks of their values, and how ranks share a network."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 
 def check_positive(settings: object, *names: str) -> None:
-    """Check that each of the named settings is at least 1.
-
-    Args:
-        settings: An object with these attributes, such as a ``Settings`` dataclass.
-        names: The names of the attributes to check.
-
-    Raises:
-        ValueError: A setting is less than 1.
+    """Raise a ValueError if one of the named attributes of `settings` is less than 1.
 
     Example:
         ::
@@ -26,15 +19,7 @@ def check_positive(settings: object, *names: str) -> None:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that a setting has one of the allowed values.
-
-    Args:
-        name: The name of the setting, for the message.
-        value: The value of the setting.
-        choices: The allowed values.
-
-    Raises:
-        ValueError: The value is not among `choices`.
+    """Raise a ValueError if the setting `name` has a value that is not among `choices`.
 
     Example:
         ::
@@ -50,10 +35,7 @@ class ParallelSettings:
     """Settings that select how the ranks of a worker share the training of a network.
 
     The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard``
-    works.
-
-    Raises:
-        ValueError: A field has a value that is not allowed.
+    works. A value that is not allowed raises a ValueError.
 
     Example:
         ::
@@ -66,20 +48,11 @@ class ParallelSettings:
     parallel: str = "replicate"
     """The strategy, "replicate" (DDP), "shard" (FSDP2) or "pipeline"."""
     precision: str = "float32"
-    """The type of most computations, "float32", "bfloat16" or "float16".
-
-    Parameters stay float32.
-    """
+    """The type of most computations, "float32", "bfloat16" or "float16". Parameters are float32."""
     accumulate: int = 1
-    """The number of parts of a global batch.
-
-    They are computed one after the other, and their gradients are added.
-    """
+    """The number of parts of a global batch, computed one after the other to save memory."""
     microbatches: int = 1
-    """The number of microbatches into which a pipeline divides each part.
-
-    With 1, one stage computes at a time.
-    """
+    """The number of microbatches of each part in a pipeline. With 1, one stage works at a time."""
 
     def __post_init__(self) -> None:
         check_choice("parallel", self.parallel, ("replicate", "shard", "pipeline"))

@@ -29,10 +29,7 @@ _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class SharedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d or 3d that uses the statistics of all ranks in training.
-
-    A rank may have no sample.
-    """
+    """nn.BatchNorm1d, 2d or 3d over the samples of all ranks. A rank may have none."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
@@ -137,7 +134,7 @@ class _BatchNormFunction(torch.autograd.Function):
 def _compute_statistics(
     inputs: torch.Tensor, exact: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return mean, variance and number of values of each channel over all ranks.
+    """Return each channel's mean, variance and number of values, over all ranks.
 
     Mean and variance have shape (channels,). `exact` is their type.
     """
@@ -166,14 +163,14 @@ def _compute_statistics(
 
 
 def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or a contiguous copy if it is neither contiguous nor channels-last."""
+    """Return a tensor that is contiguous or in channels-last format, a copy if necessary."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()
 
 
 def replace_batch_norm(network: nn.Module) -> nn.Module:
-    """Replace each batch normalisation by one with the statistics of all ranks, for any device.
+    """Replace each batch normalisation by one over the samples of all ranks.
 
     Its results do not depend on the number of ranks, and a rank may have no sample. The names of
     weights stay. With one rank, nothing is replaced.
@@ -224,7 +221,7 @@ class DropoutMasks:
         self._samples, self._keys = (step, positions, device), None
 
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
-        """Return a mask for the input of a dropout layer, True with probability 1 - p.
+        """Return a boolean mask for the input of a dropout layer, True with probability 1 - p.
 
         `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of
         samples. Raises RuntimeError in a backward pass: `torch.utils.checkpoint` recomputes the
@@ -253,7 +250,7 @@ class DropoutMasks:
 
 
 class SharedDropout(nn.Module):
-    """nn.Dropout with masks from `DropoutMasks` for the layer with index `layer`."""
+    """nn.Dropout with masks from `DropoutMasks`; `layer` is its index in the network."""
 
     def __init__(self, p: float, layer: int, draws: DropoutMasks) -> None:
         super().__init__()
@@ -262,7 +259,7 @@ class SharedDropout(nn.Module):
         self._masks = draws
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Zero some elements of each sample of `inputs`, (N, ...), and scale the others."""
+        """Zero some elements of `inputs`, shape (N, ...), and scale the others by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return inputs
         if self.p == 1:
@@ -347,10 +344,7 @@ def replace_modules(
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a module's children with their names.
-
-    A child with several names is listed with each, unlike in torch.
-    """
+    """Return a module's children by name; unlike in torch, a child under each of its names."""
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 

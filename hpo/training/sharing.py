@@ -144,7 +144,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
 
 
 def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state dict of the whole network, for `worker.offer_weights`.
+    """Return the state dict of the whole network, for `worker.offer_weights`. Collective.
 
     Collective: call on all ranks. It is complete only on the leader, in the memory of the CPU.
 
@@ -155,7 +155,7 @@ def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of the whole network and its optimizer, for a checkpoint.
+    """Return the state of the whole network and its optimizer. Collective.
 
     Collective: call on all ranks. It is complete only on the leader. Its format does not depend on
     the number of ranks, and on whether they have replicas, shards or stages.
@@ -179,9 +179,7 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 def load_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """Load the state of a network and its optimizer that `gather_state` returned.
-
-    The optimizer keeps its settings.
+    """Load a state from `gather_state`. The optimizer keeps its settings.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Text for character language models: the sources of Python's standard library.
+"""Text for character language models: the source files of Python's library.
 
 Each file belongs to the training, the validation or the test part, depending on a hash of its name.
 So the split does not depend on the host or its file system. Modules that some distributions do not
@@ -73,10 +73,7 @@ class TextDataset:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of symbols, 97.
-
-        They are newline, 95 printable characters of ASCII, and one for all others.
-        """
+        """The number of symbols, 97: newline, 95 printable ASCII characters, and all others."""
         return len(_CHARACTERS)
 
     def encode(self, text: str) -> Pieces:
@@ -226,7 +223,7 @@ def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
 
 
 def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the texts of the files with hashes from `start` to below `end`, in this order.
+    """Yield the texts of files with hashes from `start` to below `end`, in their order.
 
     Hashes of file names are scaled to 0 to 1. Files that are unreadable or not UTF-8 are left out.
     """

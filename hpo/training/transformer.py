@@ -1,4 +1,4 @@
-"""A decoder-only transformer for text, for shards and pipeline stages too, and generation."""
+"""A decoder-only transformer, which can be cut into stages, and text generation."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ def make_transformer(
 
     Raises:
         ValueError: A size is less than 1, `heads` does not divide `width`, or `dropout` is out of
-        range.
+            range.
 
     Example:
         ::
 
-            network = make_transformer(
-                vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1
-            )
+            sizes = {"depth": 4, "width": 128, "heads": 4}
+            network = make_transformer(vocabulary=97, context=128, dropout=0.1, **sizes)
             network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
     """
     sizes = {
@@ -71,7 +70,7 @@ def make_transformer(
 
 
 class TokenEmbedding(nn.Module):
-    """Map symbols (N, length) to sums of symbol and position embeddings (N, length, width)."""
+    """Map symbols (N, length) to the sums of symbol and position embeddings."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -90,7 +89,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and an MLP, each with a residual connection, on (N, length, width)."""
+    """Causal attention and an MLP with residual connections, on (N, length, width)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -118,7 +117,7 @@ class CausalSelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return a weighted mean of all positions up to each, shape (N, length, width)."""
+        """Return a weighted mean of positions up to each one, shape (N, length, width)."""
         apart = self.inputs(vectors).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         queries, keys, values = apart.unbind()  # (N, heads, length, width / heads) each
         means = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
@@ -127,7 +126,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with four times the width between them, for each position."""
+    """Two linear layers with four times the width between them, at each position."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A callback for transformers' Trainer that reports its validation losses to the search.
+"""A callback for transformers' Trainer that reports its losses to the search.
 
 Import it only in scripts that use it, since transformers takes seconds to import.
 """

@@ -1,4 +1,4 @@
-"""Measure a network: means over shared samples, early stopping, and predictions."""
+"""Measure a network: means over shared samples, early stopping, predictions."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ def compute_means(
     Example:
         ::
 
-            def measure(indices): outputs = network(images[indices]) return cross_entropy(outputs,
-            labels[indices], reduction="none"), outputs.argmax(1) == labels[indices]
+            def measure(indices):
+                outputs = network(images[indices])
+                losses = cross_entropy(outputs, labels[indices], reduction="none")
+                return losses, outputs.argmax(1) == labels[indices]
 
             loss, accuracy = compute_means(measure, len(labels), worker)
     """
@@ -76,7 +78,7 @@ def _sum_per_sample(values: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Return whether none of the latest `patience` losses is the lowest; False if it is 0.
+    """Return whether the last `patience` losses have no new lowest; False if 0.
 
     Args:
         losses: The validation loss of each epoch so far.

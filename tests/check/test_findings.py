@@ -27,8 +27,8 @@ def mismatch(rank: int, called: str, peer: int) -> str:
     return (
         f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: "
         f"CollectiveFingerPrint(SequenceNumber=7{called}), but Rank {peer} is running collective: "
-        "CollectiveFingerPrint(SequenceNumber=0OpType=SCATTER).Collectives differ in the "
-        "following aspects: Op type: ALLREDUCEvs SCATTER"
+        "CollectiveFingerPrint(SequenceNumber=0OpType=SCATTER).Collectives differ in the following "
+        "aspects: Op type: ALLREDUCEvs SCATTER"
     )
 
 
@@ -170,8 +170,8 @@ def test_inspect_outcomes_compares_all_evaluations() -> None:
     whole = make_outcome(2, 4.0, 2.0)
     alone = make_outcome(1, 2.0, 1.0)
     offer = (
-        "wrong: No weights are offered, so the run cannot keep those of the best network, and "
-        "`test` will not be "
+        "wrong: No weights are offered, so the run cannot keep those of the best network, "
+        "and `test` will not be "
     )
     different = "The losses of 2 ranks and of 1 rank differ by 50.0%"
     assert judge(CheckOutcomes(whole, whole, None, make_outcome(1, 4.0, 2.0))) == [f"{offer}called"]

@@ -260,7 +260,7 @@ class ConstraintServerStub:
 
 
 def delegate(space: SearchSpace) -> tuple[SearchSpace, ConstraintServerStub]:
-    """Return the space as a rank has it, without constraint functions, and the stub that checks its constraints."""
+    """Return the space as a rank has it, and the stub that checks its constraints."""
     server = ConstraintServerStub(space)
     return load_space(send_through_json(dump_space(space)), RemoteConstraints(server)), server
 
@@ -397,7 +397,8 @@ def make_constrained_space(constraint: Any, text: Any = "the constraint") -> Sea
         ),
         (
             lambda p: p["a"] > 5,
-            r"leave nothing: of 10000 individuals drawn at random 0 satisfy all of them \('the constraint' 0\)",
+            r"leave nothing: of 10000 individuals drawn at random 0 satisfy all of them \('the "
+            r"constraint' 0\)",
         ),
         (lambda p: (p["a"], p["b"], p.get("c")) == (1, 1, 4), "leave nothing"),
     ],

@@ -67,7 +67,8 @@ def test_prior_is_converted_to_a_value_of_its_parameter(parameter: Any, prior: o
         (Float(0.0, 1.0, prior=math.nan), r"the prior must be a number from 0\.0 to 1\.0, got nan"),
         (
             Int(1, 9, step=2, prior=4),
-            r"the prior must be a number from 1 to 9, in steps of 2 from 1, got 4 \(int\), in Int\(1, 9, step=2",
+            r"the prior must be a number from 1 to 9, in steps of 2 from 1, got 4 \(int\), in "
+            r"Int\(1, 9, step=2",
         ),
         (Categorical("a", "b", prior="c"), r"the prior must be one of 'a', 'b', got 'c'"),
         (

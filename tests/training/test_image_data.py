@@ -38,10 +38,7 @@ def idx(array: npt.NDArray[np.uint8]) -> bytes:
 def write_idx_files(
     folder: Path, compress: bool
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Write a data set in which each image contains its own index.
-
-    So a test notices mixed up images and labels.
-    """
+    """Write images that contain their own index, so that mixed up images and labels show."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.arange(SAMPLES)
     images = np.zeros((SAMPLES, 3, 4), np.uint8)
@@ -178,12 +175,12 @@ def test_cifar10_download_is_complete_or_removed(
             archive.addfile(member, io.BytesIO(batch.tobytes()))
     md5 = hashlib.md5((folder / "cifar.tar.gz").read_bytes()).hexdigest()
     with pytest.raises(FileNotFoundError, match="could not be downloaded"):
-        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).read_development(tmp_path / "data")
+        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).read_part(tmp_path / "data", "train")
     assert not (tmp_path / "data").exists()
     source = Cifar10(url=f"{url}/cifar.tar.gz", md5=md5)
-    images, labels = source.read_development(tmp_path / "data")
+    images, labels = source.read_part(tmp_path / "data", "train")
     (folder / "cifar.tar.gz").unlink()
-    test_images, test_labels = source.read_test(tmp_path / "data")
+    test_images, test_labels = source.read_part(tmp_path / "data", "test")
     assert (images.shape, test_images.shape) == ((115, 3, 32, 32), (7, 3, 32, 32))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"]
     np.testing.assert_array_equal(labels[21:43], records["data_batch_2.bin"][:, 0])
@@ -194,12 +191,12 @@ def test_cifar10_download_is_complete_or_removed(
     with pytest.raises(
         ValueError, match=r"data_batch_3.bin must hold records of 3073 bytes, got 70678 bytes"
     ):
-        source.read_development(tmp_path / "data")
+        source.read_part(tmp_path / "data", "train")
     place.write_bytes(b"\x0b" * 3073)
     with pytest.raises(
         ValueError, match=r"data_batch_3.bin must be less than 10, the number of classes, got 11"
     ):
-        source.read_development(tmp_path / "data")
+        source.read_part(tmp_path / "data", "train")
 
 
 def test_cifar10_is_read_from_its_binary_files(tmp_path: Path) -> None:

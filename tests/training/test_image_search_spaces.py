@@ -1,4 +1,4 @@
-"""Test what digits_cnn and mnist_cnn define: the reference network, the data, and the test of the best network."""
+"""Test the networks, the data and the tests of digits_cnn and mnist_cnn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Test strategies by which ranks share a network, against a plain training loop in one process.
-
-Test their parts.
-"""
+"""Test strategies by which ranks share a network, against a plain loop, and their parts."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def assert_plain_values(told: Told, _: int) -> None:
 
 
 def assert_whole_states(told: Told, ranks: int) -> None:
-    """Assert that whole states are returned and loaded with each strategy, and that each rank holds its part."""
+    """Assert that each strategy returns and loads whole states, and each rank holds its part."""
     assert len(told) == 12
     for case, numbers in told.items():
         if case.startswith("size"):
@@ -200,10 +197,7 @@ def test_channels_last_keeps_1d_and_3d_convolutions() -> None:
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    """Return a network with a layer for each size, which is its number of parameters.
-
-    Layers of size 0 have none.
-    """
+    """Return a network with a layer for each number of parameters, which may be 0."""
     return nn.Sequential(*(nn.Linear(1, size, bias=False) if size else nn.ReLU() for size in sizes))
 
 

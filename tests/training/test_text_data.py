@@ -1,4 +1,4 @@
-"""Test the text for language models: Python's own library, split into parts that are the same on all machines."""
+"""Test the text for language models, which is split alike on all machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = [
 
 
 def walk_shuffled(walk: Callable[[str], Walked], seed: int, top: str) -> Walked:
-    """Walk through a folder in a random order, as on a file system that lists files in another order."""
+    """Walk through a folder in a random order, as file systems may."""
     for folder, folders, files in walk(top):
         random.Random(seed).shuffle(folders)
         random.Random(seed).shuffle(files)
@@ -159,7 +159,8 @@ def test_load_text_limits_take_the_first_of_the_shuffle(text: TextDataset) -> No
     np.testing.assert_array_equal(part.train, text.train[:50])
     np.testing.assert_array_equal(part.validation, text.validation[:7])
     many = len(text.train) + 1
-    message = rf"train_samples must be at most {many - 1}, .* of 64 characters, or 0 for all of them, got {many}"
+    limit = rf"train_samples must be at most {many - 1}, .* of 64 characters"
+    message = rf"{limit}, or 0 for all of them, got {many}"
     with pytest.raises(ValueError, match=message):
         load_text(CONTEXT, train_samples=many)
     with pytest.raises(ValueError, match=r"validation_samples must be at most .*, got -1"):

@@ -1,4 +1,4 @@
-"""Test the transformer: its parts, its weights, its training, its causal attention, and the text that it writes."""
+"""Test the transformer: its parts, weights, training, attention and texts."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_transformer_learns_the_standard_library(text: TextDataset) -> None:
 
 
 class Knows(nn.Module):
-    """A network that predicts, with certainty, that each symbol is followed by the next symbol of the vocabulary.
+    """A network that predicts the next symbol of the vocabulary with certainty.
 
     `shown` lists the symbols that it has received.
     """
