@@ -37,13 +37,14 @@ from hpo.training import (
     LabelledImages,
     ParallelSettings,
     TextDataset,
+    decay_weights,
     load_data,
     make_transformer,
 )
 from search_spaces.cifar10_resnet import build_network
 from search_spaces.digits_cnn import Net
 from tests.programs.ranks import run_ranks
-from tests.searches.shared_training import SharedTraining, decay_weights
+from tests.searches.shared_training import SharedTraining
 
 SEED = 1
 PIPELINE = ParallelSettings("pipeline", microbatches=16)
@@ -109,12 +110,12 @@ def make_text() -> TextDataset:
 
 def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer of ResNet-18."""
-    return torch.optim.SGD(decay_weights(model, 5e-4), lr=0.02, momentum=0.9, nesterov=True)  # type: ignore[no-untyped-call]
+    return torch.optim.SGD(decay_weights(model, 5e-4), lr=0.02, momentum=0.9, nesterov=True)
 
 
 def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer of the transformer."""
-    return torch.optim.AdamW(decay_weights(model, 0.01), lr=1e-3, fused=True)  # type: ignore[no-untyped-call]
+    return torch.optim.AdamW(decay_weights(model, 0.01), lr=1e-3, fused=True)
 
 
 CASES = {

@@ -24,7 +24,9 @@ from hpo.training import (
     augment_images,
     check_choice,
     check_positive,
+    compute_lr_factor,
     compute_means,
+    decay_weights,
     gather_state,
     gather_weights,
     load_data,
@@ -35,6 +37,7 @@ from hpo.training import (
     replace_batch_norm,
     select_predictions,
     should_stop_early,
+    split_batch,
 )
 from hpo.training.pipeline import Pipeline, list_blocks
 
@@ -127,16 +130,11 @@ def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings:
 
 def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Make an optimizer that does not decay biases and the weights of norms."""
-    is_sgd = params["optimizer"] == "sgd"
-    groups = [
-        {
-            "params": [p for p in model.parameters() if p.dim() > 1],
-            "weight_decay": params["weight_decay" if is_sgd else "adamw_decay"],
-        },
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    if is_sgd:
-        return torch.optim.SGD(groups, lr=params["lr"], momentum=params["momentum"], nesterov=True)
+    if params["optimizer"] == "sgd":
+        groups = decay_weights(model, params["weight_decay"])
+        momentum = params["momentum"]
+        return torch.optim.SGD(groups, lr=params["lr"], momentum=momentum, nesterov=True)
+    groups = decay_weights(model, params["adamw_decay"])
     return torch.optim.AdamW(groups, lr=params["adamw_lr"], fused=True)
 
 
@@ -152,13 +150,6 @@ def make_schedule(
             optimizer, optimizer.defaults["lr"], steps, pct_start=0.3, cycle_momentum=False
         )
     return LambdaLR(optimizer, partial(compute_lr_factor, steps=steps, warmup=round(0.05 * steps)))
-
-
-def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def resume(
@@ -215,8 +206,7 @@ def objective(
             )
             return scaler.scale(losses.sum() / len(batch))
 
-        for part in torch.arange(len(batch)).split(math.ceil(len(batch) / settings.accumulate)):
-            positions = part if is_pipeline else part[worker.rank :: worker.size]
+        for positions in split_batch(len(batch), worker, settings):
             images, labels = train.get_batch(batch[positions])
             images = augment_images(images, drawn[positions], params["augmentation"])
             if is_pipeline:

@@ -25,7 +25,9 @@ from hpo.training import (
     TextOnDevice,
     check_positive,
     clip_gradients,
+    compute_lr_factor,
     compute_means,
+    decay_weights,
     gather_state,
     gather_weights,
     generate,
@@ -37,6 +39,7 @@ from hpo.training import (
     make_transformer,
     replace_dropout,
     should_stop_early,
+    split_batch,
 )
 from hpo.training.pipeline import Pipeline
 
@@ -102,18 +105,6 @@ def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings:
     return fully_shard(network, mesh=mesh)
 
 
-def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Make an AdamW that does not decay biases and the weights of norms."""
-    groups = [
-        {
-            "params": [p for p in model.parameters() if p.dim() > 1],
-            "weight_decay": params["weight_decay"],
-        },
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=params["lr"], fused=True)
-
-
 def compute_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of each sample, shape (N,)."""
     return cross_entropy(outputs.float().transpose(1, 2), targets, reduction="none").mean(1)
@@ -149,7 +140,8 @@ def objective(
     replace_dropout(network, masks)  # Dropout does not depend on the number of ranks.
     model = share(network, masks, worker, settings)
     is_pipeline = settings.parallel == "pipeline"
-    optimizer = make_optimizer(model, params)
+    groups = decay_weights(model, params["weight_decay"])
+    optimizer = torch.optim.AdamW(groups, lr=params["lr"], fused=True)
     scaler = SharedGradScaler(worker.device, settings.precision)
     order = torch.Generator().manual_seed(worker.seed)  # The same order of samples on all ranks.
     losses, step = resume(worker, model, optimizer, scaler, order)
@@ -160,8 +152,7 @@ def objective(
         def compute_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return scaler.scale(compute_losses(outputs, targets).sum() / len(batch))
 
-        for part in torch.arange(len(batch)).split(math.ceil(len(batch) / settings.accumulate)):
-            positions = part if is_pipeline else part[worker.rank :: worker.size]
+        for positions in split_batch(len(batch), worker, settings):
             inputs, targets = train.get_batch(batch[positions])
             if is_pipeline:
                 model.backward(inputs, targets, positions, step, compute_loss)
@@ -210,13 +201,6 @@ def objective(
         worker.offer_weights(lambda: gather_weights(model))
         worker.save_checkpoint(make_state)
         yield loss, {"accuracy": accuracy, "parameters": parameters}
-
-
-def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from hpo.training.image_data import (
     load_data,
     load_test_data,
 )
+from hpo.training.optimization import compute_lr_factor, decay_weights
 from hpo.training.setting_checks import ParallelSettings, check_choice, check_positive
 from hpo.training.shared_layers import DropoutMasks, replace_batch_norm, replace_dropout
 from hpo.training.sharing import (
@@ -18,6 +19,7 @@ from hpo.training.sharing import (
     load_state,
     make_autocast,
     make_mesh,
+    split_batch,
 )
 from hpo.training.text_data import TextDataset, TextOnDevice, load_test_text, load_text
 from hpo.training.transformer import generate, make_transformer
@@ -36,7 +38,9 @@ __all__ = [
     "check_choice",
     "check_positive",
     "clip_gradients",
+    "compute_lr_factor",
     "compute_means",
+    "decay_weights",
     "gather_state",
     "gather_weights",
     "generate",
@@ -52,4 +56,5 @@ __all__ = [
     "replace_dropout",
     "select_predictions",
     "should_stop_early",
+    "split_batch",
 ]

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from hpo.training.setting_checks import ParallelSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,6 +61,17 @@ def make_mesh(worker: Worker) -> DeviceMesh:
     # for use by the compiler (torch 2.15). Without this entry, torch finds the group by its name.
     getattr(mesh, "_pg_registry", {}).clear()
     return mesh
+
+
+def split_batch(samples: int, worker: Worker, settings: ParallelSettings) -> Iterator[torch.Tensor]:
+    """Yield the positions in a global batch that this rank computes, for each of its parts.
+
+    There are `settings.accumulate` parts, or fewer if the batch is small. The ranks share the
+    samples of a part, except in a pipeline, whose ranks all take part in computing each sample.
+    """
+    size = math.ceil(samples / settings.accumulate)
+    for part in torch.arange(samples).split(size):  # type: ignore[no-untyped-call]
+        yield part if settings.parallel == "pipeline" else part[worker.rank :: worker.size]
 
 
 def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

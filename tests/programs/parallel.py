@@ -25,6 +25,7 @@ from hpo.training import (
     ParallelSettings,
     SharedGradScaler,
     augment_images,
+    decay_weights,
     gather_state,
     gather_weights,
     load_state,
@@ -33,7 +34,7 @@ from hpo.training import (
 from search_spaces import cifar10_resnet
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
-from tests.searches.shared_training import SharedTraining, decay_weights
+from tests.searches.shared_training import SharedTraining
 
 # Nothing divides by 2, 3 or 4; the last batch of an epoch has one sample more than none.
 EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 2, 21, 64, 45, 5

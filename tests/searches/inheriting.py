@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hpo import Float, SearchSpace
-from hpo.training import ParallelSettings
-from tests.searches.shared_training import SharedTraining, decay_weights
+from hpo.training import ParallelSettings, decay_weights
+from tests.searches.shared_training import SharedTraining
 
 space = SearchSpace(lr=Float(0.01, 0.0100001, mutable=True))
 

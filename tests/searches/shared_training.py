@@ -16,6 +16,7 @@ from hpo.training import (
     load_state,
     make_autocast,
     replace_dropout,
+    split_batch,
 )
 from search_spaces import cifar10_resnet
 
@@ -29,15 +30,6 @@ def compute_losses(outputs, targets, smoothing=0.0):
         outputs.flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing
     )
     return losses.view(len(targets), math.prod(targets.shape[1:])).mean(1)
-
-
-def decay_weights(model, decay):
-    """Return groups of parameters of which only weights decay."""
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 class SharedTraining:
@@ -76,10 +68,7 @@ class SharedTraining:
 
         self.model.train()
         self.optimizer.zero_grad()
-        for part in torch.arange(len(batch)).split(
-            math.ceil(len(batch) / self.settings.accumulate)
-        ):
-            positions = part if self.is_pipeline else part[self.worker.rank :: self.worker.size]
+        for positions in split_batch(len(batch), self.worker, self.settings):
             inputs, targets = self.train.get_batch(batch[positions])
             inputs = augment_images(inputs, drawn[positions], self.augmentation)
             if self.is_pipeline:
