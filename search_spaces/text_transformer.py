@@ -1,7 +1,7 @@
 """A decoder-only transformer that predicts Python's standard library by character.
 
-It is trained on the standard library. To minimise the loss and the number of parameters, add this
-line to the file: objectives = ("loss", "parameters").
+To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss",
+"parameters").
 """
 
 import math

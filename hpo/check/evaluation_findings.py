@@ -479,10 +479,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
     """Return a finding if the ranks' networks differ; None if equal or not comparable.
 
-    None if they are equal or cannot be compared. Ranks that hold only parts of the network cannot
-    be compared. Their shapes differ from the shapes in `alone`. Some programs average weights only
-    at some steps. So networks differ only if they differ at the final step that was recorded on
-    both ranks.
+    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the
+    shapes in `alone`. Some programs average weights only at some steps. So networks differ only if
+    they differ at the final step that was recorded on both ranks.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -516,7 +515,7 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
     return None
 
 
-def _get_shapes(trace: Trace) -> list[tuple[int, ...]]:
+def _get_shapes(trace: Trace) -> list[list[int]]:
     """Return the parameter shapes of a rank's networks, or of its optimizers without any."""
     return trace.network_shapes if trace.networks else trace.shapes
 
@@ -550,9 +549,9 @@ def _count_equal_steps(whole: CheckOutcome) -> int:
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
     """Return the fingerprints of a rank's networks, or of its optimizers without any."""
-    return trace.networks or {
-        (number, 0, True): weights for number, weights in trace.weights.items()
-    }
+    if trace.networks:
+        return {(number, steps, trains): found for number, steps, trains, found in trace.networks}
+    return {(number, 0, True): weights for number, weights in enumerate(trace.weights)}
 
 
 def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
@@ -562,7 +561,7 @@ def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     )
 
 
-def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
+def _count_samples(outcome: CheckOutcome) -> Counter[str]:
     """Count each sample of the first epoch on all ranks together, by its hash."""
     limit = min(
         [
@@ -601,7 +600,7 @@ def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
     ), len(batches)
 
 
-def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
+def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
     """Count each sample of the first step on all ranks together, by its hash."""
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
     return Counter(chain.from_iterable(batches))

@@ -41,8 +41,8 @@ _MEBIBYTE = 1 << 20
 def run_check(options: Options, layout: Layout, job: Job) -> int:
     """Check a search file, and return status 0 if nothing is wrong. Collective.
 
-    Collective: call on all ranks. Raises UsageError on all ranks, before anything starts, if the
-    options or the search file are invalid.
+    Raises UsageError on all ranks, before anything starts, if the options or the search file are
+    invalid.
     """
     world = job.world
     with ExitStack() as held:
@@ -88,8 +88,8 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective.
 
-    Collective: call on all ranks of the job. An evaluation is left out if the job is stopping, or
-    if an earlier one shows that nothing can be compared.
+    An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be
+    compared.
 
     Returns the outcomes on the first rank, and None on other ranks.
     """

@@ -150,9 +150,9 @@ def _collect_rank_facts(ready: RankState) -> RankFacts:
 def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
     """Return the clock offset of each host; complete only on the first rank.
 
-    On ranks other than the first, the list is incomplete. Method: Cristian's algorithm. The offset
-    comes from the message with the shortest round trip. Half of this round trip is the maximum
-    error (Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
+    Method: Cristian's algorithm. The offset comes from the message with the shortest round trip.
+    Half of this round trip is the maximum error (Cristian, "Probabilistic clock synchronization",
+    Distributed Computing 3, 1989).
 
     Collective: call on all ranks of `heads`.
 

@@ -134,9 +134,9 @@ def _correct_parameter(parameter: Parameter) -> Parameter | None:
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
     """Return the choices with each collection among them replaced.
 
-    Other choices stay unchanged. If the only choice is a collection, its elements become the
-    choices. If each collection has only one element, the element replaces the collection.
-    Otherwise, a name replaces each collection, see `_name_choices`.
+    If the only choice is a collection, its elements become the choices. If each collection has only
+    one element, the element replaces the collection. Otherwise, a name replaces each collection,
+    see `_name_choices`.
     """
     collections = [list_elements(choice) for choice in choices]
     if len(collections) == 1 and collections[0] is not None:

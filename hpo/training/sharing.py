@@ -160,7 +160,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
 def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of the whole network, for `worker.offer_weights`. Collective.
 
-    Collective: call on all ranks. It is complete only on the leader, in the memory of the CPU.
+    It is complete only on the leader, in the memory of the CPU.
 
     Args:
         model: The model.
@@ -171,8 +171,8 @@ def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of the whole network and its optimizer. Collective.
 
-    Collective: call on all ranks. It is complete only on the leader. Its format does not depend on
-    the number of ranks, and on whether they have replicas, shards or stages.
+    It is complete only on the leader. Its format does not depend on the number of ranks, and on
+    whether they have replicas, shards or stages.
 
     Args:
         model: The model.
