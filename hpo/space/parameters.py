@@ -211,8 +211,9 @@ class Float(BaseParameter):
     Example:
         ::
 
-            lr = Float(1e-4, 1e-1, log=True, prior=3e-4, mutable=True) momentum = Float(0.0, 0.99,
-            when={"optimizer": "sgd"}) dropout_3 = Float(0.0, 0.5, when={"layers": range(3, 6)})
+            lr = Float(1e-4, 1e-1, log=True, prior=3e-4, mutable=True)
+            momentum = Float(0.0, 0.99, when={"optimizer": "sgd"})
+            dropout_3 = Float(0.0, 0.5, when={"layers": range(3, 6)})
     """
 
     low: float

@@ -337,7 +337,8 @@ def load_data(
     Example:
         ::
 
-            def prepare(settings): return load_data("fashion-mnist", settings.data_dir)
+            def prepare(settings):
+                return load_data("fashion-mnist", settings.data_dir)
     """
     source = _find_source(name)
     images, labels = source.read_part(_resolve_folder(data_dir), "train")

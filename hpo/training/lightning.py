@@ -55,8 +55,9 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     Example:
         ::
 
-            def objective(params, worker): make_trainer(worker, "val_loss",
-            max_epochs=3).fit(module, train_loader, val_loader)
+            def objective(params, worker):
+                trainer = make_trainer(worker, "val_loss", max_epochs=3)
+                trainer.fit(module, train_loader, val_loader)
     """
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet = dict.fromkeys(off, False) | {"num_sanity_val_steps": 0}
@@ -84,8 +85,9 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
     Example:
         ::
 
-            def objective(params, worker): fabric = make_fabric(worker, precision="bf16-mixed")
-            network, optimizer = fabric.setup(network, optimizer)
+            def objective(params, worker):
+                fabric = make_fabric(worker, precision="bf16-mixed")
+                network, optimizer = fabric.setup(network, optimizer)
     """
     fabric = Fabric(**_make_options(worker, options))
     fabric.launch()

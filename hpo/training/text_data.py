@@ -178,7 +178,8 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
     Example:
         ::
 
-            def prepare(settings): return load_text(context=settings.context)
+            def prepare(settings):
+                return load_text(context=settings.context)
     """
     train = _shuffle_pieces(_load_pieces("training", _TRAIN_RANGE, context))
     validation = _shuffle_pieces(_load_pieces("validation", _VALIDATION_RANGE, context))
