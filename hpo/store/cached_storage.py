@@ -1,4 +1,4 @@
-"""Cache a study in memory for the only process that writes to it, and write its changes in batches."""
+"""Cache a study in memory for the only process that writes to it; write changes in batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class CachedStorage(BaseStorage):
-    """Cache one study of an Optuna storage, for the only process of the run that writes to this study.
+    """Cache one study of an Optuna storage, for the only process that writes to this study.
 
     The study is read once, because reads are slow: a database needs a round trip, and a journal
     copies all trials. After that, each change is made in memory and in the storage. A program
@@ -52,9 +52,9 @@ class CachedStorage(BaseStorage):
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Inside ``with``, collect all changes of a journal until `commit`. Other storages are not affected.
+        """Inside ``with``, collect all changes of a journal until `commit`.
 
-        The caller must call `commit` at the end of the block.
+        Other storages are not affected. The caller must call `commit` at the end of the block.
         """
         journal = self._storage.journal if isinstance(self._storage, FileStorage) else None
         with journal.batch_writes() if journal else nullcontext() as self._group_commit:
@@ -67,7 +67,10 @@ class CachedStorage(BaseStorage):
         return self._group_commit.commit() if self._group_commit is not None else has_values
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial and return its id. Inside `batch_writes`, a trial in a journal is durable only after `commit`."""
+        """Add a trial and return its id.
+
+        Inside `batch_writes`, a trial in a journal is durable only after `commit`.
+        """
         self._write_pending_values()
         trial_id = self._storage.create_new_trial(study_id, template_trial)
         trial = self._storage.get_trial(trial_id)
@@ -102,7 +105,10 @@ class CachedStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        """Add the loss of a step. It is written at the next commit, or before the next change that is not a loss."""
+        """Add the loss of a step.
+
+        It is written at the next commit, or before the next change that is not a loss.
+        """
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
         self._update_trial(trial_id, intermediate_values={**known, step: intermediate_value})
@@ -119,7 +125,7 @@ class CachedStorage(BaseStorage):
             set_intermediate_values(self._storage, values, self._retry)
 
     def _update_trial(self, trial_id: int, **fields: Any) -> None:
-        """Replace a cached trial by a changed copy, because callers may still use the old object."""
+        """Replace a cached trial by a changed copy: callers may still use the old object."""
         number = self._numbers[trial_id]
         trial = copy.copy(self._trials[number])
         for name, value in fields.items():

@@ -101,7 +101,7 @@ class Follower:
         self._running: dict[int, Evaluation] = {}  # As they were read last.
 
     def read(self) -> list[Evaluation]:
-        """Return the evaluations that were added, or changed their state, since the previous call, in this order.
+        """Return the evaluations that were added or changed their state since the previous call.
 
         Each is returned once, in its present state. The first call returns all evaluations.
         """

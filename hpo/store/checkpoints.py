@@ -66,7 +66,10 @@ class CheckpointStore:
         self._known_paths: set[Path] = set()  # Files that this process has found or written.
 
     def get_path(self, root: int) -> Path:
-        """Return the path of an individual's checkpoint file. `root` is the number of its first trial."""
+        """Return the path of an individual's checkpoint file.
+
+        `root` is the number of its first trial.
+        """
         return self._folder / f"{self._prefix}{root}.safetensors"
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
@@ -89,7 +92,7 @@ class CheckpointStore:
         return path.with_name(f".{path.name}")
 
     def commit_draft(self, assignment: Assignment) -> None:
-        """Replace the checkpoint of an evaluation by its draft, which must be complete and on disk."""
+        """Replace the checkpoint of an evaluation by its draft, which must be on disk."""
         path = self.get_path(assignment.root)
         path.with_name(f".{path.name}").replace(path)
         self._known_paths.add(path)
@@ -101,11 +104,14 @@ class CheckpointStore:
             path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Return whether this process has found or written the checkpoint of an evaluation. The disk is not read."""
+        """Return whether this process has found or written the checkpoint of an evaluation.
+
+        The disk is not read.
+        """
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:
-        """Remove the checkpoint of an evaluation, if this process has found or written the checkpoint."""
+        """Remove the checkpoint of an evaluation, if this process has found or written it."""
         path = self.get_path(assignment.root)
         if path in self._known_paths:
             self._known_paths.discard(path)
@@ -138,7 +144,10 @@ class CheckpointStore:
             self._folder.rmdir()
 
     def describe_shortage(self, most: int) -> str:
-        """Return a warning if the disk may lack space for `most` more checkpoints; an empty string otherwise."""
+        """Return a warning if the disk may lack space for `most` more checkpoints.
+
+        An empty string otherwise.
+        """
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
         needed = most * max(sizes) if sizes else _LOW_SPACE_BYTES
         free = shutil.disk_usage(self._folder.parent).free
@@ -149,7 +158,7 @@ class CheckpointStore:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Raise OSError if the disk lacks space for a new file of `size` bytes and for the record of the run."""
+    """Raise OSError if the disk lacks space for `size` bytes and for the record of the run."""
     if (free := shutil.disk_usage(path.parent).free) < size + _RESERVED_BYTES:
         reserved = f"{_RESERVED_BYTES / 1e6:.0f} MB must stay free for the record of the run"
         raise OSError(

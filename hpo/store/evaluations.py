@@ -115,7 +115,7 @@ class Evaluation:
 
     @property
     def label(self) -> str:
-        """Name of the trial, with a prefix if it is a confirmation, so that the name is unique in the run."""
+        """Name of the trial, unique in the run: confirmations have a prefix."""
         return format_label(self.trial, self.confirms is not None)
 
     @property
@@ -125,7 +125,7 @@ class Evaluation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the state is complete, pruned, paused, failed or promoted, but not interrupted."""
+        """Whether the trial has ended without an interruption."""
         return self.is_finished or self.state == "promoted"
 
     @property
@@ -140,7 +140,7 @@ class Evaluation:
 
     @property
     def end_state(self) -> str:
-        """State at the end of the trial, which is "paused" for a promoted trial and `state` otherwise."""
+        """State at the end of the trial: "paused" for a promoted trial, `state` otherwise."""
         return "paused" if self.state == "promoted" else self.state
 
     @property
@@ -220,7 +220,10 @@ def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
 
 
 def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations of this run in the order in which they ended. Imported ones are left out."""
+    """Return the finished evaluations of this run in the order in which they ended.
+
+    Imported ones are left out.
+    """
     return sorted(
         (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
         key=lambda evaluation: (evaluation.ended, evaluation.trial),

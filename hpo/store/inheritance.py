@@ -25,7 +25,7 @@ PARENTS_PER_ISLAND = 10
 def rank_heritable(
     evaluations: Sequence[Evaluation], island: int, islands: int
 ) -> list[Evaluation]:
-    """Return the complete evaluations of an island with a checkpoint of their final step, lowest loss first."""
+    """Return the complete evaluations of an island with a final checkpoint, best first."""
     own = [e for e in evaluations if e.island % islands == island and can_be_inherited(e)]
     return sorted(own, key=lambda e: (e.loss, e.trial))
 
@@ -33,12 +33,15 @@ def rank_heritable(
 def select_parents(
     evaluations: Sequence[Evaluation], island: int, islands: int
 ) -> list[Evaluation]:
-    """Return the best evaluations of an island, best first. New individuals may start from their checkpoints."""
+    """Return the best evaluations of an island, best first.
+
+    New individuals may start from their checkpoints.
+    """
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
 def can_be_inherited(evaluation: Evaluation) -> bool:
-    """Return whether an evaluation of this run is complete and has a checkpoint of its final step."""
+    """Return whether an evaluation of this run is complete and has a final checkpoint."""
     return (
         evaluation.state == "complete"
         and not evaluation.imported_from
@@ -50,7 +53,10 @@ def can_be_inherited(evaluation: Evaluation) -> bool:
 def find_parent(
     params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace
 ) -> Evaluation | None:
-    """Return the first evaluation in `best` with the same immutable parameters as `params`; None if there is none."""
+    """Return the first evaluation in `best` with the same immutable parameters as `params`.
+
+    None if there is none.
+    """
     names = space.immutable_names
     return next(
         (e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None
@@ -88,7 +94,7 @@ def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
 
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
-    """Return the trials whose checkpoints are needed: possible parents, and the parents of waiting trials."""
+    """Return the trials whose checkpoints are needed: parents, possible or of waiting trials."""
     best = [
         parent.trial
         for island in range(islands)
@@ -117,7 +123,7 @@ def trace_lineage(
 
 @dataclass(frozen=True)
 class InheritancePolicy:
-    """Select the parent of each new individual: the trial from whose checkpoint the individual starts.
+    """Select the parent of each new individual: the trial from whose checkpoint it starts.
 
     Attributes:
         record: Record of the run.
@@ -132,25 +138,31 @@ class InheritancePolicy:
     checkpoints: CheckpointStore
 
     def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
-        """Return the trial from whose checkpoint a new individual of an island starts; None if there is none."""
+        """Return the trial from whose checkpoint a new individual of an island starts.
+
+        None if there is none.
+        """
         best = select_parents(self.record.read_evaluations(), island, self.islands)
         available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]
         parent = find_parent(params, available, self.space)
         return parent.trial if parent else None
 
     def _has_checkpoint(self, trial: int) -> bool:
-        """Return whether the checkpoint file of a trial exists. Users may remove it, and damaged files are removed."""
+        """Return whether the checkpoint file of a trial exists.
+
+        Users may remove it, and damaged files are removed.
+        """
         (root,) = self.record.find_roots([trial])
         return self.checkpoints.get_path(root).exists()
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether `trial` would be a possible parent on its island if it ended with this loss."""
+        """Return whether `trial` would be a possible parent if it ended with this loss."""
         evaluations = self.record.read_evaluations()
         best = select_parents(evaluations, evaluations[trial].island, self.islands)
         return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
 
     def find_superseded(self, trial: int) -> list[int]:
-        """Return the first trials of the individuals that `trial` displaces from the best of its island.
+        """Return the first trials of those that `trial` displaces from the best of its island.
 
         The checkpoints of these individuals are not needed any more.
         """

@@ -46,14 +46,20 @@ class RunningChecksum:
         return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
 
     def matches(self, line: bytes) -> bool:
-        """Return whether the checksum in the next line is correct. A line without a checksum is accepted."""
+        """Return whether the checksum in the next line is correct.
+
+        A line without a checksum is accepted.
+        """
         position = line.rfind(b',"crc":')
         found = _CRC.fullmatch(line, position) if position >= 0 else None
         return found is None or int(found[1]) == zlib.crc32(line[:position] + b"}", self._crc)
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return the entry in a line. Raises ValueError with a reason if Optuna cannot have written the line."""
+    """Return the entry in a line.
+
+    Raises ValueError with a reason if Optuna cannot have written the line.
+    """
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -147,7 +153,10 @@ class FileLock(JournalFileSymlinkLock):
         self._stale_after = stale_after
 
     def acquire(self) -> bool:
-        """Wait for the lock, take it, and return True. Raises OSError if the link cannot be created."""
+        """Wait for the lock, take it, and return True.
+
+        Raises OSError if the link cannot be created.
+        """
         pause, seen, since = _MIN_SLEEP, -1.0, clock.now()
         while True:
             with suppress(FileExistsError):
@@ -225,7 +234,10 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def batch_writes(self) -> Iterator[GroupCommit]:
-        """Inside ``with``, collect appended entries. Each `commit` of the yielded object writes them together."""
+        """Inside ``with``, collect appended entries.
+
+        Each `commit` of the yielded object writes them together.
+        """
         with _open_file(self._path) as file:
             self._group_commit = GroupCommit(self, file)
             try:
@@ -305,15 +317,17 @@ class Journal(JournalFileBackend):
             raise
         except RuntimeError as error:  # The lock raises it.
             raise RunError(
-                f"{self._path}: another process removed the lock while this rank wrote. Was this rank suspended?"
+                f"{self._path}: another process removed the lock while this rank wrote. Was this "
+                "rank suspended?"
             ) from error
         except OSError as error:
             raise RunError(
-                f"{self._path} cannot be written: {error.strerror}. It is undamaged: continue with --resume"
+                f"{self._path} cannot be written: {error.strerror}. It is undamaged: continue "
+                "with --resume"
             ) from error
 
     def _seal_entries(self, logs: list[dict[str, Any]], file: FileIO, end: int) -> bytes:
-        """Return entries as lines with checksums, to be appended after the first `end` bytes of the file."""
+        """Return entries as lines with checksums, to be appended at the offset `end`."""
         if end < self._written_sum.offset:
             self._written_sum = RunningChecksum()
         file.seek(self._written_sum.offset)
@@ -362,7 +376,7 @@ class GroupCommit:
         self._added_at = clock.now()
 
     def take_entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries that this process or another program has added since the previous call."""
+        """Yield the entries that any process has added since the previous call."""
         while self._unread:
             yield self._unread.popleft()
 
@@ -428,7 +442,8 @@ class GroupCommit:
 
     def _make_error(self, change: str) -> RunError:
         return RunError(
-            f"{self._journal._path} was {change} while this run wrote to it. Restore it and add --resume"
+            f"{self._journal._path} was {change} while this run wrote to it. Restore it and add "
+            "--resume"
         )
 
 
@@ -437,7 +452,10 @@ def _open_file(path: Path) -> FileIO:
 
 
 def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
-    """Append lines to a file of `end` bytes, and flush it. If this fails, remove the written part."""
+    """Append lines to a file of `end` bytes, and flush it.
+
+    If this fails, remove the written part.
+    """
     try:
         while lines:
             lines = lines[file.write(lines) or 0 :]
@@ -459,7 +477,7 @@ def _cut_torn_line(file: FileIO) -> int:
 
 
 def has_no_study(path: Path) -> bool:
-    """Return whether a journal file contains no study: it is missing, empty, or ends within its first line."""
+    """Return whether a journal has no study: it is missing, empty, or ends in its first line."""
     if not path.exists():
         return True
     first = b'{"op_code":0,'  # The first line creates the study.

@@ -18,9 +18,15 @@ from hpo.store.json_values import is_mapping, is_mapping_of, is_text, is_whole_n
 from hpo.text_format import format_repr
 
 FORMAT = 2
-"""Version of the format of run directories. Increase it if run.json, trial attributes or file names change."""
+"""Version of the format of run directories.
+
+Increase it if run.json, trial attributes or file names change.
+"""
 SEARCH_FILE_PATTERN = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")
-"""Pattern of the names of the copies of the search space file. Each version that a session used has one copy."""
+"""Pattern of the names of the copies of the search space file.
+
+Each version that a session used has one copy.
+"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class Manifest:
 
 
 def make_confirmation_name(study: str) -> str:
-    """Return the name of the study in which the best individuals of `study` are trained again with other seeds."""
+    """Return the name of the study of confirmations that belongs to `study`."""
     return f"{study}-confirm"
 
 
@@ -128,8 +134,8 @@ def parse_manifest(content: object, path: Path) -> Manifest:
     if values and values.get("format") != FORMAT:
         found = format_repr(values["format"]) if "format" in values else "none"
         raise UsageError(
-            f"{path}: 'format' must be {FORMAT}, got {found}. Another version of hpo-islands made this run: "
-            "read it with that version, or start a new run"
+            f"{path}: 'format' must be {FORMAT}, got {found}. Another version of hpo-islands made "
+            "this run: read it with that version, or start a new run"
         )
     read: dict[str, Any] = {}
     for field in dataclasses.fields(Manifest):
@@ -234,7 +240,8 @@ _FIELDS: dict[str, _FieldRule] = {
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
     "pbt": ("true or false", lambda value: type(value) is bool, bool),
     "objectives": (
-        "an object with 'names', the first of which is 'loss', and 'maximized', which holds some of them",
+        "an object with 'names', the first of which is 'loss', and 'maximized', which holds some "
+        "of them",
         _is_objectives,
         lambda value: Objectives(tuple(value["names"]), tuple(value["maximized"])),
     ),

@@ -31,9 +31,10 @@ def compute_costs(evaluations: Sequence[Evaluation], objectives: Objectives) -> 
 
 
 def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the evaluations on the Pareto front, lowest loss first. Evaluations with equal values are all included.
+    """Return the evaluations on the Pareto front, lowest loss first.
 
-    If the loss is the only objective, return only the earliest evaluation with the lowest loss.
+    Evaluations with equal values are all included. If the loss is the only objective, return only
+    the earliest evaluation with the lowest loss.
     """
     finite = [
         evaluation
@@ -46,7 +47,10 @@ def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> lis
 
 
 def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return evaluations with distinct values. Of several with equal values, keep the earliest trial."""
+    """Return evaluations with distinct values.
+
+    Of several with equal values, keep the earliest trial.
+    """
     earliest: dict[tuple[float, ...], Evaluation] = {}
     for evaluation in evaluations:
         same = earliest.get(evaluation.values, evaluation)
@@ -57,7 +61,7 @@ def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def select_top(
     evaluations: Sequence[Evaluation], n: int, objectives: Objectives
 ) -> list[Evaluation]:
-    """Return the `n` best complete evaluations by non-dominated sorting: the front first, then the next layers.
+    """Return the `n` best complete evaluations by non-dominated sorting, the front first.
 
     The next layer is the front of the remaining evaluations, and so on. Evaluations of one layer
     are ordered by their losses.
@@ -72,7 +76,7 @@ def select_top(
 def select_spread(
     evaluations: Sequence[Evaluation], objectives: Objectives, limit: int = MAX_FRONT_WEIGHTS
 ) -> list[Evaluation]:
-    """Select at most `limit` evaluations of a front with values as different as possible, and keep their order."""
+    """Select at most `limit` evaluations of a front, as different as possible, in their order."""
     return [
         evaluations[index]
         for index in select_far_apart(compute_costs(evaluations, objectives), limit)
@@ -80,7 +84,7 @@ def select_spread(
 
 
 def select_far_apart(costs: Costs, limit: int) -> list[int]:
-    """Return the ascending indices of at most `limit` individuals of a front with costs as different as possible.
+    """Return the ascending indices of at most `limit` costs, as different as possible.
 
     The best individual of each objective is included, unless there are more than `limit` of these.
     """
@@ -112,7 +116,10 @@ class FrontArchive:
         self.costs = compute_costs(self.front, objectives)
 
     def would_join(self, trial: int, values: Sequence[float]) -> bool:
-        """Return whether a trial with these values would be on the front. Later trials with equal values would not."""
+        """Return whether a trial with these values would be on the front.
+
+        Later trials with equal values would not.
+        """
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))
@@ -121,7 +128,7 @@ class FrontArchive:
         )
 
     def add(self, evaluation: Evaluation) -> bool:
-        """Add an evaluation, remove the evaluations that it dominates, and return whether it joined the front."""
+        """Add an evaluation, remove those that it dominates, and return whether it joined."""
         own = compute_costs([evaluation], self._objectives)
         if evaluation.state != "complete" or not np.isfinite(own).all():
             return False

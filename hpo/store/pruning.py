@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HalvingSchedule:
-    """Define rungs after `first`, `first * factor`, `first * factor**2`, ... epochs, at which only the best continue.
+    """Define rungs after `first`, `first * factor`, ... epochs, at which only the best continue.
 
     A bracket is a series of rungs with its own `first`. Individuals are assigned to brackets so
     that each bracket gets about the same number of epochs (Li et al., "Hyperband", 2018), and they
@@ -54,7 +54,10 @@ class HalvingSchedule:
 
     @cached_property
     def _bracket_cycle(self) -> list[int]:
-        """Brackets to which consecutive individuals are assigned, evenly mixed. The sequence repeats."""
+        """Brackets to which consecutive individuals are assigned, evenly mixed.
+
+        The sequence repeats.
+        """
         shares = [
             self.factor ** (len(self.first_rungs) - 1 - bracket)
             for bracket in range(len(self.first_rungs))
@@ -84,7 +87,7 @@ class HalvingSchedule:
         )
 
     def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
-        """Return the maximum number of paused individuals that can still be promoted in a run of `budget` evaluations.
+        """Return how many paused individuals can still be promoted at most, given the budget.
 
         With several objectives, these may be all individuals, because all may be on one Pareto
         front.
@@ -94,7 +97,10 @@ class HalvingSchedule:
         return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
 
     def count_needed(self, position: int) -> int | None:
-        """Return how many individuals must reach a rung before `position` (from 0) continues; None if it never does."""
+        """Return how many individuals must reach a rung before `position` (from 0) continues.
+
+        None if it never does.
+        """
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
         return self.factor * (position + 1) if position else 1
@@ -110,7 +116,9 @@ HALVING_SCHEDULES = {
 
 @dataclass(frozen=True)
 class Rung:
-    """Describe the rung of a bracket after `epochs`. The number of its first trial identifies an individual.
+    """Describe the rung of a bracket after `epochs`.
+
+    The number of its first trial identifies an individual.
 
     Attributes:
         is_effective: Whether only the best continue. If not, all continue, and only individuals
@@ -162,7 +170,10 @@ class Rung:
 
 
 class _RungMembers:
-    """Collect the individuals that have reached a rung. The numbers of their first trials identify them."""
+    """Collect the individuals that have reached a rung.
+
+    The numbers of their first trials identify them.
+    """
 
     def __init__(self, objectives: Objectives) -> None:
         self.ranking = make_ranking(len(objectives.names))
@@ -193,12 +204,12 @@ class _RungMembers:
 
 
 class SuccessiveHalving:
-    """Maintain the rungs of a search. The cost of an update does not grow with the number of evaluations.
+    """Maintain the rungs of a search.
 
-    At an effective rung, only the best continue. A rung is effective only if the longest complete
-    evaluation reaches the next rung. If there is only one rung, this evaluation must reach twice
-    the epochs of the rung. All rungs are effective while no evaluation is complete. Imported
-    evaluations are on no rung.
+    The cost of an update does not grow with the number of evaluations. At an effective rung, only
+    the best continue. A rung is effective only if the longest complete evaluation reaches the next
+    rung. If there is only one rung, this evaluation must reach twice the epochs of the rung. All
+    rungs are effective while no evaluation is complete. Imported evaluations are on no rung.
     """
 
     def __init__(self, halving: HalvingSchedule, objectives: Objectives = ONLY_LOSS) -> None:
@@ -215,7 +226,10 @@ class SuccessiveHalving:
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
-        """Add the changes since the last call, and return this object. `evaluations` must be all of the search."""
+        """Add the changes since the last call, and return this object.
+
+        `evaluations` must be all of the search.
+        """
         changed = [
             index
             for index, evaluation in self._unfinished.items()
@@ -285,7 +299,10 @@ class SuccessiveHalving:
         return self._objectives.compute_costs(() if has_failed else values)
 
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
-        """Return a rung; None if no individual has reached it, or if it is not effective and none was paused there."""
+        """Return a rung.
+
+        None if no individual has reached it, or if it is not effective and none was paused there.
+        """
         reached = self._members.get((bracket, epochs))
         if reached is None:
             return None
@@ -383,7 +400,7 @@ class StoppingPruner:
     pruner: BasePruner
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
-        """Decide whether to stop an evaluation by comparing it with all other evaluations in the record."""
+        """Decide whether to stop an evaluation by comparing it with all others."""
         return PruningDecision(
             "pruned" if record.should_prune(assignment, self.pruner) else "running"
         )
@@ -459,8 +476,8 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
     elif name in HALVING_SCHEDULES:
         return PausingPruner(HALVING_SCHEDULES[name], budget, objectives)
     raise UsageError(
-        f"--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or one-epoch, "
-        f"got {name!r}"
+        "--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or "
+        f"one-epoch, got {name!r}"
     )
 
 
@@ -477,7 +494,8 @@ def describe_blind_spot(
     if name not in HALVING_SCHEDULES:
         return (
             f"warning: --pruner {name} compares only the loss, but the objectives are "
-            f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which compare by dominance"
+            f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which compare "
+            "by dominance"
         )
     own = group_by_individual(
         [evaluation for evaluation in evaluations if not evaluation.imported_from]
@@ -488,13 +506,14 @@ def describe_blind_spot(
     if not unknown:
         return ""
     return (
-        f"warning: --pruner {name}: {format_count(unknown, 'evaluation')} of earlier sessions did not record "
-        f"{', '.join(objectives.metric_names)} at rungs. Their last values are used instead"
+        f"warning: --pruner {name}: {format_count(unknown, 'evaluation')} of earlier sessions did "
+        f"not record {', '.join(objectives.metric_names)} at rungs. Their last values are used "
+        "instead"
     )
 
 
 def _has_unknown_rung(halving: HalvingSchedule, root: int, group: Sequence[Evaluation]) -> bool:
-    """Return whether an individual that has not failed has passed a rung at which only its loss was recorded."""
+    """Return whether an individual passed a rung at which only its loss was recorded."""
     latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
     rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
     return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

@@ -19,11 +19,11 @@ from hpo.dominance import Costs
 
 
 class Ranking(Protocol):
-    """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
+    """Rank individuals by their costs; lower is better.
 
-    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have
-    continued. All three kinds are ranked together. `stopped` matters only with several objectives:
-    see `_DominanceRanking`.
+    The first trial of an individual identifies it. Individuals in `candidates` are paused.
+    Individuals in `stopped` never continue. All others have continued. All three kinds are ranked
+    together. `stopped` matters only with several objectives: see `_DominanceRanking`.
     """
 
     def __len__(self) -> int: ...
@@ -39,7 +39,10 @@ class Ranking(Protocol):
         """Remove an individual."""
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals rank before this one. Later additions cannot change this."""
+        """Return whether at least `count` individuals rank before this one.
+
+        Later additions cannot change this.
+        """
 
     def is_best(
         self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]
@@ -49,12 +52,15 @@ class Ranking(Protocol):
     def select_best(
         self, count: int, candidates: Collection[int], stopped: Collection[int]
     ) -> list[int]:
-        """Return the individuals in `candidates` that are among the best `count` of all individuals, best first."""
+        """Return the `candidates` among the best `count` of all individuals, best first."""
 
     def find_next(
         self, candidates: Collection[int], stopped: Collection[int]
     ) -> tuple[int, int] | None:
-        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
+        """Return how many individuals rank before the best candidate, and its first trial.
+
+        None without candidates.
+        """
 
     def find_behind(self, count: int) -> list[int]:
         """Return some of the individuals behind the best `count`; possibly none."""
@@ -127,13 +133,16 @@ class _LossRanking:
 
 @dataclass
 class _Layer:
-    """Hold individuals that do not dominate each other. Their `costs` have the shape (individuals, objectives)."""
+    """Hold individuals that do not dominate each other.
+
+    Their `costs` have the shape (individuals, objectives).
+    """
 
     roots: list[int]
     costs: Costs
 
     def split(self, taken: Sequence[bool]) -> tuple[_Layer, _Layer]:
-        """Return two layers: the individuals that stay (`taken` is false), and the individuals that are taken."""
+        """Return two layers: the individuals that stay, and those that are `taken`."""
         mask = np.array(taken, bool)
         removed = list(compress(self.roots, mask))
         kept = list(compress(self.roots, ~mask))
@@ -300,7 +309,7 @@ class _DominanceRanking:
 
 
 def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
-    """Return `count` individuals of a layer, selected one by one, each as far as possible from all selected before.
+    """Return `count` individuals of a layer, each as far as possible from those before.
 
     `taken` are the costs of individuals that count as selected at the start. Distances are relative
     to the range of each objective. If no individual has been selected, the lowest loss comes first.

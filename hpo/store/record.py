@@ -92,11 +92,14 @@ class Record:
         return self._study
 
     def read_attributes(self) -> dict[str, Any]:
-        """Return the study's attributes, such as `space`, `confirms` and `taken_over` (names of imported runs)."""
+        """Return the study's attributes, such as `space`, `confirms` and `taken_over`."""
         return self._storage.get_study_user_attrs(self._study_id)
 
     def open_sibling(self, study_name: str) -> Record | None:
-        """Open another study of the same storage, without opening the storage again; return None if it is missing."""
+        """Open another study of the same storage, without opening the storage again.
+
+        Return None if it is missing.
+        """
         try:
             return Record(self._storage, study_name)
         except KeyError:
@@ -117,7 +120,10 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         attributes: Mapping[str, Any],
     ) -> Assignment:
-        """Create a running trial. The caller (`hpo.store.study_writer`) checks the budget and rejects duplicates."""
+        """Create a running trial.
+
+        The caller (`hpo.store.study_writer`) checks the budget and rejects duplicates.
+        """
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
@@ -135,19 +141,25 @@ class Record:
         return make_assignment(trial, self.read_trials() if refers_to_others else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that continues a paused one, and copy attributes of the individual from the paused trial."""
+        """Start a trial that continues a paused one, with the attributes of its individual."""
         trial = self.read_trials()[paused.trial]
         copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
 
     def start_test(self, repeated: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that repeats an evaluation to test a suspected worker. It does not count for anything else."""
+        """Start a trial that repeats an evaluation to test a suspected worker.
+
+        It does not count for anything else.
+        """
         trial = self.read_trials()[repeated.trial]
         own = {**attributes, "seed": repeated.seed, "tests": repeated.trial}
         return self.start_trial(trial.params, trial.distributions, own)
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of a trial that tests a worker; `failure` is empty if the worker has passed."""
+        """Record the end of a trial that tests a worker.
+
+        `failure` is empty if the worker has passed.
+        """
         self._end_trial(
             assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure
         )
@@ -184,7 +196,7 @@ class Record:
     def record_resume(
         self, assignment: Assignment, losses: Sequence[float], seconds: float
     ) -> None:
-        """Record the losses and the seconds that a resumed evaluation takes over from its previous trial."""
+        """Record losses and seconds that a resumed evaluation takes over from its last trial."""
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
@@ -192,7 +204,7 @@ class Record:
         self.record_checkpoint(assignment, len(losses))
 
     def find_roots(self, numbers: Iterable[int]) -> set[int]:
-        """Return the numbers of the first trials of the individuals to which these trials belong."""
+        """Return the first trials of the individuals to which these trials belong."""
         trials = self.read_trials()
         return {find_root_trial(trials[number], trials) for number in numbers}
 
@@ -225,7 +237,10 @@ class Record:
         metrics: Mapping[str, float],
         **attributes: int,
     ) -> None:
-        """Record that an evaluation is complete; `attributes` may contain `cut_after`, see `Evaluation`."""
+        """Record that an evaluation is complete.
+
+        `attributes` may contain `cut_after`, see `Evaluation`.
+        """
         self._end_with_loss(
             assignment, TrialState.COMPLETE, loss, metrics, seconds=seconds, **attributes
         )
@@ -238,13 +253,13 @@ class Record:
         metrics: Mapping[str, float],
         **attributes: int,
     ) -> None:
-        """Record that an evaluation was pruned, or that it was paused if `attributes` contain `paused_after`."""
+        """Record that an evaluation was pruned, or paused if `attributes` have `paused_after`."""
         self._end_with_loss(
             assignment, TrialState.PRUNED, loss, metrics, seconds=seconds, **attributes
         )
 
     def should_prune(self, assignment: Assignment, pruner: BasePruner) -> bool:
-        """Return whether one of Optuna's pruners stops an evaluation, given the recorded losses of all evaluations."""
+        """Return whether one of Optuna's pruners stops an evaluation, given all losses."""
         return pruner.prune(
             LossOnlyStudy(self._study), self._storage.get_trial(assignment.trial_id)
         )
@@ -271,10 +286,10 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         make_attributes: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Import evaluations of another run, and return their number. Skip hyperparameters that this study has already.
+        """Import evaluations of another run, and return their number.
 
-        Imported evaluations do not count against the budget. No other process may start trials
-        during this call.
+        Skip hyperparameters that this study has already. Imported evaluations do not count against
+        the budget. No other process may start trials during this call.
 
         Args:
             evaluations: Complete, pruned and paused evaluations of the other run.
@@ -295,7 +310,10 @@ class Record:
         return count
 
     def cancel_waiting(self, waiting: Evaluation) -> None:
-        """End a waiting trial, so that it is never evaluated. No other process may start trials during this call."""
+        """End a waiting trial, so that it is never evaluated.
+
+        No other process may start trials during this call.
+        """
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(
             self._study_id, waiting.trial
         )
@@ -324,7 +342,7 @@ class Record:
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
-        """Interrupt all trials that an ended run has left in the state running, and return their number.
+        """Interrupt all trials that an ended run has left running, and return their number.
 
         No process may run the study. If the job crashed (`crashed`), one of these trials may be the
         cause. Crash isolation (`hpo.store.crash_isolation`) finds this trial after repeated
@@ -337,14 +355,20 @@ class Record:
             suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
             crash_count = evaluation.crash_count + suspected
             if suspected and crash_count >= MAX_CRASHES:
-                reason = f"the job crashed {crash_count} times during this evaluation, the last time with no other running"
+                reason = (
+                    f"the job crashed {crash_count} times during this evaluation, the last time "
+                    "with no other running"
+                )
                 self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
             else:
                 self.interrupt(assignment, suspected)
         return len(running)
 
     def count_initial_failures(self) -> int:
-        """Return the number of evaluations that failed since this record was opened; 0 if any evaluation succeeded."""
+        """Return the number of evaluations that failed since this record was opened.
+
+        0 if any evaluation succeeded.
+        """
         evaluations = self.read_evaluations()
         if any(
             evaluation.counts_for_budget and evaluation.state != "failed"
@@ -438,7 +462,10 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
 
 
 def read_objectives(study: optuna.Study) -> Objectives:
-    """Return the objectives of a study. The first is named "loss". Others without names are numbered."""
+    """Return the objectives of a study. The first is named "loss".
+
+    Others without names are numbered.
+    """
     stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
     names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)

@@ -60,7 +60,10 @@ class RunDir:
         return self.path.absolute().name
 
     def get_log_path(self, trial: int, confirms: bool = False) -> Path:
-        """Return the file for the output of a trial. If `confirms` is true, it is a trial of the confirmation study."""
+        """Return the file for the output of a trial.
+
+        If `confirms` is true, it is a trial of the confirmation study.
+        """
         return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
@@ -88,7 +91,8 @@ class RunDir:
             )
         if holds_run and not resume:
             raise UsageError(
-                f"--run-dir {self.path} already holds a run: add --resume to continue it, or name another directory"
+                f"--run-dir {self.path} already holds a run: add --resume to continue it, or name "
+                "another directory"
             )
         for path in (existing, self.journal, self.run_json, self.lock):
             if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
@@ -119,7 +123,10 @@ class RunDir:
         return free is None and is_alive(int(holder[1]))
 
     def check_lock(self) -> bool | None:
-        """Return whether a process holds the lock, as this host sees it; None if this host cannot find out."""
+        """Return whether a process holds the lock, as this host sees it.
+
+        None if this host cannot find out.
+        """
         try:
             with self.lock.open() as file:
                 free = try_system_lock(file, shared=True)
@@ -129,7 +136,10 @@ class RunDir:
 
     @property
     def holder(self) -> str:
-        """Description of the process of the current run, or of a run that crashed; empty if there is neither."""
+        """Description of the process of the current run, or of a run that crashed.
+
+        Empty if there is neither.
+        """
         with suppress(OSError, ValueError):
             return make_printable(self.lock.read_text().strip()[:200])
         return ""
@@ -148,10 +158,14 @@ class RunDir:
             if (locked := _try_lock(file)) is False:
                 holder = make_printable(file.read(200).strip()) or "another run"
                 raise UsageError(
-                    f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir"
+                    f"{self.path} is in use by {holder}: wait for it, end it, or name another "
+                    "--run-dir"
                 )
             if locked is None:
-                text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be detected"
+                text = (
+                    f"warning: {self.lock} cannot be locked: a second run in {self.path} would not "
+                    "be detected"
+                )
                 print(text, file=sys.stderr, flush=True)
             self.previous_crashed = bool(file.read(1))
             file.truncate(0)
@@ -169,12 +183,12 @@ class RunDir:
                     self._remove_lock()
 
     def mark_ended(self) -> None:
-        """Record that the run ends without a crash, so that running evaluations are not suspected of one."""
+        """Record that the run ends without a crash, of which no evaluation is suspected then."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
     def _remove_lock(self) -> None:
-        """Remove the lock file of a run that could not start, and the directory if it is then empty."""
+        """Remove the lock of a run that could not start, and the directory if it is empty."""
         with suppress(OSError):
             self.lock.unlink()
             self.path.rmdir()
@@ -182,7 +196,7 @@ class RunDir:
                 RUNS_DIR.rmdir()
 
     def locate_storage(self, storage: str) -> str:
-        """Convert a storage in run.json to a URL or to the absolute path of a file in this directory."""
+        """Convert a storage in run.json to a URL or the absolute path of a file."""
         return storage if is_url(storage) else str(self.path.absolute() / storage)
 
     def remove_stale_files(self) -> None:
@@ -222,7 +236,7 @@ def _identify_file(path: Path) -> tuple[int, int]:
 
 
 def _try_lock(file: IO[str]) -> bool | None:
-    """Call `try_system_lock` up to four times, because `is_in_use` in another process may lock the file briefly."""
+    """Call `try_system_lock` up to four times: `is_in_use` elsewhere may lock it briefly."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
             return locked
@@ -231,7 +245,10 @@ def _try_lock(file: IO[str]) -> bool | None:
 
 
 def make_run_dir(name: str) -> RunDir:
-    """Create the directory runs/NAME-DATE-TIME, and return it. If it exists, add a number to the name."""
+    """Create the directory runs/NAME-DATE-TIME, and return it.
+
+    If it exists, add a number to the name.
+    """
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
@@ -239,12 +256,16 @@ def make_run_dir(name: str) -> RunDir:
             path.mkdir(parents=True)
             return RunDir(path)
     raise UsageError(
-        f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with --run-dir"
+        f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with "
+        "--run-dir"
     )
 
 
 def find_existing(path: Path) -> Path:
-    """Return the absolute path, or the nearest path above it that exists. Links to nothing exist, too."""
+    """Return the absolute path, or the nearest path above it that exists.
+
+    Links to nothing exist, too.
+    """
     absolute = path.absolute()
     return next(one for one in [absolute, *absolute.parents] if one.exists() or one.is_symlink())
 

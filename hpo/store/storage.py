@@ -126,7 +126,9 @@ T = TypeVar("T")
 
 
 class StorageRetry:
-    """Repeat calls of a storage while it is unavailable, for at most ten minutes. Threads may share an instance.
+    """Repeat calls of a storage while it is unavailable, for at most ten minutes.
+
+    Threads may share an instance.
 
     Args:
         report: Function that prints a message at the start and at the end of an outage.
@@ -201,8 +203,8 @@ class StorageRetry:
             self._waiting_calls += 1
             if self._waiting_calls == 1:
                 self._report(
-                    f"warning: the storage {self._storage_name} does not answer ({_format_reason(error)}): "
-                    f"waiting for at most {format_duration(_MAX_WAIT)}"
+                    f"warning: the storage {self._storage_name} does not answer "
+                    f"({_format_reason(error)}): waiting for at most {format_duration(_MAX_WAIT)}"
                 )
 
     def _report_recovery(self, waited: float) -> None:
@@ -210,12 +212,13 @@ class StorageRetry:
             self._waiting_calls -= 1
             if self._waiting_calls == 0:
                 self._report(
-                    f"the storage {self._storage_name} answers again, after {format_duration(waited)}"
+                    f"the storage {self._storage_name} answers again, after "
+                    f"{format_duration(waited)}"
                 )
 
 
 def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
-    """Let all methods of a storage repeat their calls while it is unavailable, and return the storage."""
+    """Let all methods of a storage repeat calls while it is unavailable. Return the storage."""
     for name in _STORAGE_METHODS:
         setattr(storage, name, partial(_call_with_retry, storage, getattr(storage, name), retry))
     return storage
@@ -240,7 +243,10 @@ def _call_with_retry(
 
 
 def _end_trial(step: Callable[[], bool]) -> bool:
-    """Repeat `step`, which sets the state of a trial. Return True if an earlier attempt has already ended the trial."""
+    """Repeat `step`, which sets the state of a trial.
+
+    Return True if an earlier attempt has already ended the trial.
+    """
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -262,7 +268,7 @@ def _add_trial(
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether an error means that a storage is unavailable for a while, and not that a call is wrong."""
+    """Return whether an error means that a storage is unavailable, not that a call is wrong."""
     from sqlalchemy import exc
 
     if isinstance(error, StorageInternalError):

@@ -1,4 +1,4 @@
-"""Parse the location of a study: the path of a file, or the URL of an Optuna storage, which may hold a password."""
+"""Parse the location of a study: a path, or the URL of a storage, perhaps with a password."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def resolve_url(storage: str) -> str:
 
 
 def mask_password(storage: str) -> str:
-    """Return a storage URL, or URL#STUDY, with asterisks instead of the password; a path is returned unchanged."""
+    """Return a storage URL, or URL#STUDY, with asterisks instead of the password.
+
+    A path is returned unchanged.
+    """
     if not is_url(storage):
         return storage
     before, mark, study = storage.partition("#")

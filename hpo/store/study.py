@@ -37,8 +37,9 @@ def open_confirmations(storage: str, study_name: str) -> Record | None:
         return record
     if "space" in record.read_attributes() or record.read_evaluations():
         raise UsageError(
-            f"--confirm-seeds: {mask_password(storage)} already holds a study named {name!r}, which is another "
-            "run's: choose another --run-dir, because studies are named after run directories"
+            f"--confirm-seeds: {mask_password(storage)} already holds a study named {name!r}, "
+            "which is another run's: choose another --run-dir, because studies are named after "
+            "run directories"
         )
     return None
 
@@ -58,7 +59,8 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
         with convert_storage_errors(storage):
             names = cut_text(", ".join(map(repr, list_studies(storage))) or "none")
         raise UsageError(
-            f"{run_dir.path}: there is no study {study_name!r} in {mask_password(storage)}, which holds {names}"
+            f"{run_dir.path}: there is no study {study_name!r} in {mask_password(storage)}, which "
+            f"holds {names}"
         )
     return record
 
@@ -70,8 +72,8 @@ def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> Non
             ", ".join(side.describe()) for side in (record.objectives, manifest.objectives)
         )
         raise UsageError(
-            f"the objectives of the study {manifest.study!r} must be {expected}, as in {run_dir.run_json}, "
-            f"got {found}. Restore the study, or run.json"
+            f"the objectives of the study {manifest.study!r} must be {expected}, as in "
+            f"{run_dir.run_json}, got {found}. Restore the study, or run.json"
         )
 
 
@@ -83,7 +85,7 @@ def is_storage_missing(storage: str) -> bool:
 
 @contextmanager
 def convert_storage_errors(storage: str) -> Iterator[None]:
-    """Inside ``with``, convert errors of a storage to UsageError, because each kind of storage raises different ones.
+    """Inside ``with``, convert the errors of all kinds of storages to UsageError.
 
     StorageUnavailableError is not converted.
     """
@@ -97,8 +99,8 @@ def convert_storage_errors(storage: str) -> Iterator[None]:
         shown = mask_password(storage)
         if shown.endswith("://..."):
             raise UsageError(
-                f"the storage {shown}: {type(error).__name__}: the URL cannot be parsed. In user names and "
-                "passwords, write %40 for @, %3A for : and %2F for /"
+                f"the storage {shown}: {type(error).__name__}: the URL cannot be parsed. In user "
+                "names and passwords, write %40 for @, %3A for : and %2F for /"
             ) from None
         reason = cut_text(format_error(error))
         raise UsageError(f"the storage {shown}: {type(error).__name__}: {reason}") from error

@@ -45,7 +45,7 @@ class WriterConnection(Protocol):
         """Call a method of the writer by its name, without waiting for it."""
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the writer by its name, after all earlier calls, and return its result."""
+        """Call a method of the writer by name, after all earlier calls. Return its result."""
 
 
 class DirectConnection:
@@ -125,11 +125,14 @@ class StudyClient:
         return changes
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start the next evaluation of this worker, see `hpo.store.study_writer.Claims.claim`. Wait if it must wait."""
+        """Start the next evaluation of this worker, see `hpo.store.study_writer.Claims.claim`.
+
+        Wait if it must wait.
+        """
         return self._claim(partial(self.writer.claim, params, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting evaluation, or promote a paused one, see `hpo.store.study_writer.Claims.claim_waiting`."""
+        """Start a waiting evaluation, or promote a paused one, see `Claims.claim_waiting`."""
         return self._claim(partial(self.writer.claim_waiting, **attributes))
 
     def _claim(self, claim: Callable[[], Claim]) -> Assignment | None:

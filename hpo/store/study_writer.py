@@ -93,10 +93,11 @@ class Claims:
         return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting trial. If no waiting trial may start, promote a paused one (train it further).
+        """Start a waiting trial.
 
-        Waiting trials whose individual has not crashed start first. Of the paused trials to
-        promote, the best at the highest rung is promoted.
+        If no waiting trial may start, promote a paused one (train it further). Waiting trials whose
+        individual has not crashed start first. Of the paused trials to promote, the best at the
+        highest rung is promoted.
 
         Args:
             attributes: Attributes to record for the trial that starts, such as its worker.
@@ -208,13 +209,16 @@ class StudyWriter:
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Inside ``with``, collect changes until the next commit. The end of the block commits, too."""
+        """Inside ``with``, collect changes until the next commit.
+
+        The end of the block commits, too.
+        """
         with self.cached_storage.batch_writes() if self.cached_storage else nullcontext():
             yield
             self.commit()
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method for a leader, such as "claim" or "record.complete", and return its result."""
+        """Call a method for a leader, such as "claim" or "record.complete". Return its result."""
         self._has_changed = True
         return attrgetter(name)(self)(*arguments, **options)
 
@@ -240,7 +244,7 @@ class StudyWriter:
             self._publish_changes()
 
     def take_committed(self) -> list[Evaluation]:
-        """Return the evaluations whose addition or change of state became durable since the previous call.
+        """Return the evaluations whose change of state became durable since the previous call.
 
         Only one thread may call this method. All other methods may be called in a different thread.
         """
@@ -249,7 +253,10 @@ class StudyWriter:
     # Leaders call the methods below.
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Claim:
-        """Start an evaluation, see `Claims.claim`. A new individual may start from another individual's checkpoint."""
+        """Start an evaluation, see `Claims.claim`.
+
+        A new individual may start from another individual's checkpoint.
+        """
         parent = (
             self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
         )
@@ -277,7 +284,7 @@ class StudyWriter:
         return claimed
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
-        """Return the changes after the first `since` changes, as joined pickles, and the total number of changes."""
+        """Return the changes after the first `since`, as joined pickles, and their total number."""
         self._collect_changes()
         return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
 
@@ -310,12 +317,15 @@ class StudyWriter:
         return cast("ConfirmedWeights", self.weights).should_keep(trial, loss)
 
     def list_weight_files(self, trial: int) -> list[str]:
-        """Return the files to which the weights of a complete evaluation should be written; empty to discard them."""
+        """Return the files to which the weights of a complete evaluation should be written.
+
+        Empty to discard them.
+        """
         self._collect_changes()
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
 
     def move_weights(self, trial: int) -> None:
-        """Move the weights of a trial from drafts to their files, if they are still wanted there."""
+        """Move the weights of a trial from drafts to their files, if they are still wanted."""
         if self.weights:
             # After a crash in between, no weights may exist of an evaluation without a recorded
             # end.
@@ -345,15 +355,18 @@ class StudyWriter:
         return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
     def read_checkpoint_step(self, trial: int) -> int:
-        """Return the number of losses at the latest checkpoint of an evaluation; 0 without a checkpoint."""
+        """Return the number of losses at the latest checkpoint of an evaluation.
+
+        0 without a checkpoint.
+        """
         return self.record.read_evaluations()[trial].checkpoint_step
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether individuals may start from the checkpoint of an evaluation that ends with this loss."""
+        """Return whether individuals may start from an evaluation that ends with this loss."""
         return self.inheritance is not None and self.inheritance.is_parent_candidate(trial, loss)
 
     def drop_superseded(self, trial: int) -> None:
-        """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
+        """Remove the checkpoints that this trial displaces from the best of its island."""
         if self.inheritance:
             self._drop_checkpoints(self.inheritance.find_superseded(trial))
 

@@ -1,4 +1,7 @@
-"""Read and write safetensors files. Files are checked for completeness, flushed to disk, and never unpickled."""
+"""Read and write safetensors files.
+
+Files are checked for completeness, flushed to disk, and never unpickled.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ class TensorBytes:
 
 
 def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file and the offset of its tensors (huggingface/safetensors, "Format")."""
+    """Return the header of a safetensors file, and the offset of its tensors.
+
+    Source: huggingface/safetensors, "Format".
+    """
     length = int.from_bytes(file.read(8), "little")
     if length > _MAX_HEADER_BYTES:
         raise ValueError("its header is too long")
@@ -59,7 +65,10 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, TensorBytes]:
-    """Return the positions of the tensors in a file, by name. Raises ValueError if the file is incomplete."""
+    """Return the positions of the tensors in a file, by name.
+
+    Raises ValueError if the file is incomplete.
+    """
     size = file.seek(0, 2) - start
     pieces = {}
     for name, entry in header.items():

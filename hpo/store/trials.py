@@ -61,12 +61,15 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:
-    """Return whether a trial was interrupted by the end of its job, so that another trial retries it."""
+    """Return whether the end of its job interrupted a trial, which another one retries."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
 def find_retried_trial(trial: FrozenTrial) -> int | None:
-    """Return the number of the trial that this one retries or continues; None for the first trial of an individual."""
+    """Return the number of the trial that this one retries or continues.
+
+    None for the first trial of an individual.
+    """
     return _find_earlier_trial(trial, "retry_of")
 
 

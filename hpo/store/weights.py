@@ -47,7 +47,10 @@ class BestWeights:
             self._archive.add(evaluation)
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files to which the weights of a complete trial should be written; empty to discard them."""
+        """Return the files to which the weights of a complete trial should be written.
+
+        Empty to discard them.
+        """
         # Of evaluations with equal losses, only those that are better in another objective are on
         # the front.
         winner = find_best(self._archive.front)
@@ -69,7 +72,7 @@ class BestWeights:
             self._remove_superseded()
 
     def _select_kept_trials(self, *more: int) -> set[int]:
-        """Return the trials whose weights are kept, out of the trials with a file and the trials in `more`."""
+        """Return the trials whose weights are kept, out of those with a file and of `more`."""
         stored = {int(path.stem) for path in self._list_files()} | set(more)
         on_front = [
             evaluation
@@ -92,11 +95,12 @@ class BestWeights:
 
 
 class ConfirmedWeights:
-    """Select the confirmations whose weights are kept. A confirmation trains a best individual with another seed.
+    """Select the confirmations whose weights are kept.
 
-    For each individual, the weights of the confirmation with the lowest loss are kept. The file is
-    named after the individual's trial in the search. A resumed run may have new settings. Then
-    weights that were trained with earlier settings are replaced, even if their loss is lower.
+    A confirmation trains a best individual with another seed. For each individual, the weights of
+    the confirmation with the lowest loss are kept. The file is named after the individual's trial
+    in the search. A resumed run may have new settings. Then weights that were trained with earlier
+    settings are replaced, even if their loss is lower.
     """
 
     def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:
@@ -127,12 +131,18 @@ class ConfirmedWeights:
         return loss < self._evaluations[kept.confirmation].loss
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files to which the weights of a complete trial should be written; empty to discard them."""
+        """Return the files to which the weights of a complete trial should be written.
+
+        Empty to discard them.
+        """
         path = self._find_path(trial)
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the draft of a trial's weights to its file. Remove it if the weights are not kept."""
+        """Move the draft of a trial's weights to its file.
+
+        Remove it if the weights are not kept.
+        """
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -161,7 +171,7 @@ def _move_or_remove_draft(path: Path, trial: int, is_wanted: bool) -> None:
 
 
 def make_weights_draft_path(path: Path, trial: int) -> Path:
-    """Return the temporary file to which the weights of a trial are written before they are moved to `path`."""
+    """Return the temporary file of a trial's weights, before they are moved to `path`."""
     return path.with_name(f".{path.name}.{trial}")
 
 
@@ -223,7 +233,10 @@ def read_weights_info(path: Path) -> WeightsInfo | None:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Load weights as torch tensors; None if the file is missing. Raises UsageError if the file is damaged."""
+    """Load weights as torch tensors; None if the file is missing.
+
+    Raises UsageError if the file is damaged.
+    """
     if not path.exists():
         return None
     return _read_file(path, "pt", _parse_weights)
@@ -250,7 +263,10 @@ def _parse_weights(file: Any) -> Weights:
 
 
 def read_weights_trial(path: Path) -> int | None:
-    """Return the trial of stored weights without loading them; None if the file is missing or cannot be read."""
+    """Return the trial of stored weights without loading them.
+
+    None if the file is missing or cannot be read.
+    """
     try:
         with safe_open(path, "np") as file:
             return int(file.metadata()["trial"])

@@ -33,8 +33,9 @@ _LEAVE_SIGNIFICANCE = 0.005
 _MAX_TESTS = 6  # A healthy worker fails as many only if nearly all evaluations fail.
 # Messages about a device that is lost, or about connections that the ranks cannot make.
 _DEVICE_ERRORS = re.compile(
-    r"ECC error|unspecified launch failure|CUDA error: unknown error|busy or unavailable|no CUDA-capable device"
-    r"|device.* lost|fallen off the bus|hardware stack error|cannot connect to (its peers|each other)",
+    r"ECC error|unspecified launch failure|CUDA error: unknown error|busy or unavailable"
+    r"|no CUDA-capable device|device.* lost|fallen off the bus|hardware stack error"
+    r"|cannot connect to (its peers|each other)",
     re.IGNORECASE,
 )
 
@@ -77,7 +78,10 @@ class _Ends:
 
     @property
     def known_failures(self) -> int:
-        """The failures with which others are compared. A streak counts as one: it may be broken as well."""
+        """The failures with which others are compared.
+
+        A streak counts as one: it may be broken as well.
+        """
         return self.failures + bool(self.streak)
 
     def add_success(self, number: int) -> None:
@@ -109,7 +113,10 @@ class WorkerHealth:
         self._device_tests: set[int] = set()
 
     def add_end(self, evaluation: Evaluation) -> None:
-        """Add an evaluation of this session that has ended by itself. Call it in the order of the ends."""
+        """Add an evaluation of this session that has ended by itself.
+
+        Call it in the order of the ends.
+        """
         self._end_count += 1
         for ends in self._list_ends(evaluation.worker):
             if evaluation.state == "failed":
@@ -118,7 +125,10 @@ class WorkerHealth:
                 ends.add_success(self._end_count)
 
     def judge(self, worker: int, running: Collection[int]) -> Condition:
-        """Return the condition of a worker. `running` are the workers that evaluate an individual now, or soon."""
+        """Return the condition of a worker.
+
+        `running` are the workers that evaluate an individual now, or soon.
+        """
         own, others = self._workers[worker], self._list_others(worker)
         if worker in self._left:
             return Condition.LEFT
@@ -191,7 +201,7 @@ class WorkerHealth:
         return self._trusts_device_errors and any(map(_DEVICE_ERRORS.search, failures))
 
     def _is_unlikely(self, worker: int, more: int, significance: float) -> bool:
-        """Return whether the streak of a worker or of its host is unlikely, if `more` further evaluations fail, too."""
+        """Return whether the streak of a worker or host is unlikely if `more` evaluations fail."""
         own, own_host = self._list_ends(worker)
         others = [self._workers[other] for other in self._list_others(worker)]
         hosts = [ends for ends in self._ends_of_hosts.values() if ends is not own_host]
@@ -202,7 +212,7 @@ class WorkerHealth:
     def _may_become_unlikely(
         self, worker: int, running: Collection[int], others: Sequence[int]
     ) -> bool:
-        """Return whether the streak of a worker would be unlikely if the `running` evaluations of others succeed."""
+        """Return whether a worker's streak would be unlikely if the `running` others succeed."""
         ends = [self._workers[other] for other in others]
         successes = sum(other in running for other in others) + sum(one.successes for one in ends)
         failures = sum(one.known_failures for one in ends)
@@ -219,7 +229,7 @@ def _is_streak_unlikely(length: int, others: Sequence[_Ends], significance: floa
 
 
 def _compute_chance(length: int, successes: int, failures: int) -> float:
-    """Return the probability of `length` failures in a row, given `successes` and `failures` of other workers.
+    """Return the probability of `length` failures in a row, given the results of others.
 
     The rate of failures has a uniform prior, so each failure has the probability of Laplace's rule
     of succession.
@@ -236,7 +246,7 @@ Claim = Union[Assignment, str, None]
 
 
 class HealthGate:
-    """Decides before each claim whether a worker may claim, must wait, must pass a test, or leaves the run.
+    """Decides before each claim whether a worker may claim, waits, is tested, or leaves.
 
     Args:
         health: Judges workers by their failures.
@@ -291,7 +301,10 @@ class HealthGate:
         return None
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of the test of a suspected worker; `failure` is empty if the worker has passed."""
+        """Record the end of the test of a suspected worker.
+
+        `failure` is empty if the worker has passed.
+        """
         self._update()
         worker = self._busy_workers[assignment.number]
         self._record.end_test(assignment, failure)
@@ -320,7 +333,10 @@ class HealthGate:
         return self._judge(worker) in (Condition.WAITING, Condition.SUSPECTED, Condition.BROKEN)
 
     def _find_test(self, worker: int) -> Evaluation | None:
-        """Return the latest complete evaluation of another worker, without a parent; None if there is none."""
+        """Return the latest complete evaluation of another worker, without a parent.
+
+        None if there is none.
+        """
         complete = [
             evaluation
             for evaluation in self._record.read_evaluations()
