@@ -48,7 +48,7 @@ class CommandLine(SphinxDirective):
 
 
 def _described(name: str, command: Any) -> Iterator[str]:
-    """Describe a command in MyST Markdown: its usage, its purpose, its arguments and its options."""
+    """Describe a command in MyST Markdown: its usage, purpose, arguments and options."""
     context = command.context_class(command, info_name=name)
     arguments = [
         parameter for parameter in command.params if parameter.param_type_name == "argument"

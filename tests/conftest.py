@@ -95,7 +95,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def hpo(capsys: pytest.CaptureFixture[str]) -> Hpo:
-    """Return a function that runs hpo in this process, and returns its status, standard output and standard error."""
+    """Return a function that runs hpo here, and returns its status, output and errors."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         status = call_hpo(*arguments)

@@ -1,4 +1,4 @@
-"""Run searches on the GPUs of this host, and print a table to paste into a report (docs/operation/gpu-report.md).
+"""Run searches on this host's GPUs, and print a table (docs/operation/gpu-report.md).
 
 `make test-gpu` runs it: ten minutes on one GPU, forty on several. Each step is independent, and has
 a time limit. The status is 1 if a step fails.
@@ -32,7 +32,10 @@ import torch, torch.distributed as dist
 properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
 names = sorted({f"{one.name}, {one.total_memory >> 30} GiB" for one in properties})
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "none"
-print(f"{len(properties)} x {' / '.join(names)}; torch {torch.__version__}, NCCL {nccl}, HIP {torch.version.hip}")
+print(
+    f"{len(properties)} x {' / '.join(names)}; "
+    f"torch {torch.__version__}, NCCL {nccl}, HIP {torch.version.hip}"
+)
 """
 SCRIPT = """
 import argparse, os, torch, torch.distributed as dist
@@ -80,7 +83,7 @@ class Host:
     def search(
         self, ranks: int, ways: Sequence[str], *options: object, **variables: str
     ) -> list[dict[str, Any]]:
-        """Run one evaluation for each of these ways on one worker, and return the notes of its last rank.
+        """Run one evaluation of each way on one worker, and return the notes of its last rank.
 
         Each note also has the `state` and the `failure` of its trial.
         """

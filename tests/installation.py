@@ -43,7 +43,7 @@ def find_package(kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a search with the installed command and a search space of the package, and return its run directory."""
+    """Run a search of the installed package, and return its run directory."""
     folder = tmp_path_factory.mktemp("search")
     options = ("--evaluations", 4, "--set", "epochs=1", "--run-dir", "run")
     job = run_command(folder, "mpirun", "-n", 4, "hpo", "search", "digits_cnn", *options)

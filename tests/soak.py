@@ -1,4 +1,4 @@
-"""Damage run directories, kill runs at random times, and measure how fast workers recover from failures.
+"""Damage run directories, kill runs at random times, and measure recoveries.
 
 `make soak` runs it.
 """

@@ -1,4 +1,4 @@
-"""Test the repository: import contracts, imports of tests, and markers of tests that launch jobs."""
+"""Test the repository: import contracts, imports of tests, and markers of tests."""
 
 from __future__ import annotations
 

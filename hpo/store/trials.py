@@ -61,7 +61,7 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:
-    """Return whether the end of its job interrupted a trial, which another one retries."""
+    """Return whether the end of its job interrupted a trial. It is then retried."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 

@@ -363,10 +363,17 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(
 
 def test_invalid_save_checkpoint_fails_with_its_line(mpi: Mpi, folder: Path) -> None:
     ways = {
-        "object": r"TypeError: a saved state .*, got the Adam itself: save its state_dict\(\) at \['all'\]\[1\]",
-        "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
+        "object": (
+            r"TypeError: a saved state .*, got the Adam itself: save its state_dict\(\) at "
+            r"\['all'\]\[1\]"
+        ),
+        "function of an object": (
+            r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]"
+        ),
         "failing function": r"rank 1, saving.py:\d+: ValueError: injected: gathering",
-        "one function": r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*",
+        "one function": (
+            r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*"
+        ),
         "late": r"RuntimeError: worker.checkpoint must be read before the first loss",
         "none": "",
     }

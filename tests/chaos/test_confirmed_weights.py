@@ -1,4 +1,4 @@
-"""Test the networks of confirmations (trainings with other seeds): which are saved, tested and shown."""
+"""Test the networks of confirmations: which are saved, tested and shown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS = ("lucky", "steady")  # trials 0 and 1
 
 
 class Run:
-    """A run in one process, whose two individuals are confirmed (trained again) with two seeds each."""
+    """A run in one process, whose two individuals are confirmed with two seeds each."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})

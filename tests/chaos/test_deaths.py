@@ -73,7 +73,7 @@ def select_program_lines(errors: str) -> list[str]:
 
 
 def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
-    """Assert that only evaluations that crashed in `ways` have failed, and that each evaluation has started once."""
+    """Assert that only the crashes in `ways` failed, and that each evaluation started once."""
     evaluations = list_noted(folder)
     planned = {evaluation.x: evaluation.way for evaluation in evaluations}
     trials = load_trials(folder / "run")
@@ -146,7 +146,10 @@ def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) 
     for trial in load_trials(tmp_path / "run"):
         if evaluation := hung.get(trial.params["x"]):
             rank, failure = f"rank {evaluation.rank}", trial.user_attrs["failure"]
-            waited = rf"timeout: rank \d waited 3 s \(--collective-timeout\) at {LINE} for (.*, )?{rank}\b"
+            waited = (
+                rf"timeout: rank \d waited 3 s \(--collective-timeout\) at {LINE} for (.*, "
+                rf")?{rank}\b"
+            )
             assert re.match(waited if size > 1 else "timeout: ", failure), (
                 f"{evaluation.way}: {failure}"
             )

@@ -1,4 +1,4 @@
-"""Test the events of docs/explanation/fault-tolerance.md, in MPI jobs that fail, hang, or are killed or stopped."""
+"""Test the events of docs/explanation/fault-tolerance.md, in MPI jobs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"] * len(ways)
     for way, trial in zip(ways, trials[::2], strict=True):
         failure, traceback = trial.user_attrs["failure"], trial.user_attrs["traceback"]
-        waited = r"timeout: rank 0 waited 2 s \(--collective-timeout\) at faulty.py:\d+ for rank 1, which was at "
+        waited = (
+            r"timeout: rank 0 waited 2 s \(--collective-timeout\) at faulty.py:\d+ for rank 1, "
+            r"which was at "
+        )
         place = "an unknown place" if way == "frozen" else find_position("time.sleep(3600)", way)
         assert re.fullmatch(f"{waited}{place}", failure), f"{way}: {failure}"
         if way != "frozen":
@@ -144,7 +147,10 @@ def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
                 f"{way}: {traceback}"
             )
         waits = ".*DistributedDataParallel" if way == "sleep@start" else r"dist.all_reduce\(loss\)"
-        waits = rf"Rank 0:\nTraceback .*\n(  .*\n)*    {waits}.*\n(.*\n)*RuntimeError: .*Timed out waiting"
+        waits = (
+            rf"Rank 0:\nTraceback .*\n(  .*\n)*    {waits}.*\n(.*\n)*RuntimeError: .*Timed out "
+            rf"waiting"
+        )
         assert re.search(waits, traceback), f"{way}: {traceback}"
 
 
@@ -322,7 +328,7 @@ FunctionSupervision.start_objective = begin_and_stop
 
 
 def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
-    """Two jobs run at the same time: one with a time limit, and one in a SLURM job that ends a minute after that time.
+    """Two jobs run at a time: one with a time limit, one in a SLURM job that ends a minute later.
 
     An epoch takes 10 minutes.
     """
@@ -424,7 +430,7 @@ def test_supervise_restarts_job_that_crashes(mpi: Mpi, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def has_progress(restarts: int) -> bool:
-        """Return whether the job that was started again this many times has finished three evaluations."""
+        """Return whether the job has finished three evaluations after so many restarts."""
         jobs = log.read_text().split("restarting it")
         return len(jobs) > restarts and len(parse_lines(jobs[restarts])) >= 3
 
@@ -449,7 +455,8 @@ def test_supervise_restarts_job_that_crashes(mpi: Mpi, tmp_path: Path) -> None:
     assert (
         len(
             re.findall(
-                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; restarting it",
+                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; "
+                r"restarting it",
                 output,
             )
         )
@@ -635,7 +642,8 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         assert len(re.findall(message, errors)) == 1, errors
         assert "Traceback" not in errors
         assert re.match(
-            r"warning: the weights of the best so far cannot be kept in .*: .* must stay free for the record",
+            r"warning: the weights of the best so far cannot be kept in .*: .* must stay free for "
+            r"the record",
             errors,
         )
         names = ["lock", "run.json", "search_space-1.py", "study.log"]

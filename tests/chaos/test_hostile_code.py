@@ -1,4 +1,4 @@
-"""Test objectives, storages and systems that cause harm by accident, in MPI jobs: the damage stays limited."""
+"""Test objectives, storages and systems that cause harm by accident, in MPI jobs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run_supervise(command: Sequence[str], folder: Path) -> subprocess.CompletedP
 
 
 def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path) -> None:
-    """The individual kills a rank, as the Linux kernel does if an objective uses up the memory of a host."""
+    """The individual kills a rank, as the Linux kernel does if memory runs out."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
     command = mpi.make_command(3, PROGRAM, KILLING, *options, *settings)
@@ -116,7 +116,8 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     )
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
-        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ",
+        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, "
+        r"]+); ",
         job.stdout,
     )
     assert len(crashes) == 3
@@ -245,7 +246,10 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     assert status == 0, errors
     # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also
     # take long enough for a warning.
-    warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for at most"
+    warning = (
+        r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for "
+        r"at most"
+    )
     assert re.search(warning, errors, re.MULTILINE), errors
     waited = re.findall(
         r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE

@@ -68,7 +68,7 @@ def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
 def assert_halved(
     run_dir: Path, curves: Mapping[float, list[float]]
 ) -> list[optuna.trial.FrozenTrial]:
-    """Assert that each individual was trained as far as its rungs allow, with the losses of `curves`.
+    """Assert that each individual was trained as far as allowed, with losses of `curves`.
 
     Return the trials.
     """

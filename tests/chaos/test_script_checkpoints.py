@@ -1,4 +1,4 @@
-"""Test checkpoints and weights of scripts: `hpo.save_checkpoint`, `hpo.checkpoint` and `hpo.offer_weights`."""
+"""Test `hpo.save_checkpoint`, `hpo.checkpoint` and `hpo.offer_weights` in scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the events of docs/explanation/fault-tolerance.md in `hpo.training`, with each parallel strategy."""
+"""Test the events of docs/explanation/fault-tolerance.md with each parallel strategy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RAISED = {"memory": "OutOfMemoryError", "interrupt": "KeyboardInterrupt"}  # Val
 
 
 def assert_nothing_grows(folder: Path, size: int) -> None:
-    """Assert that trainers use no more descriptors, threads and memory at the last evaluation than after a quarter."""
+    """Assert that trainers use no more resources at the end than after a quarter."""
     for rank in range(size):
         starts = [note for note in read_rank_notes(folder, rank) if note["event"] == "starts"]
         early, late = starts[len(starts) // 4], starts[-1]
@@ -75,7 +75,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 def assert_undisturbed(
     trial: optuna.trial.FrozenTrial, losses: dict[int, float], slope: float
 ) -> None:
-    """Assert that an evaluation has the losses that it would have alone, even if earlier evaluations have failed."""
+    """Assert that an evaluation has the losses that it would have alone, also after failures."""
     for epoch, loss in trial.intermediate_values.items():
         assert loss - slope * trial.number == pytest.approx(losses[epoch], rel=1e-4)
 

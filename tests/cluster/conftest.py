@@ -1,4 +1,4 @@
-"""Provide a simulated cluster to tests, and skip them with the reason if it cannot be simulated here."""
+"""Provide a simulated cluster to tests, and skip them with a reason if it cannot be."""
 
 from __future__ import annotations
 

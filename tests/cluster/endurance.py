@@ -1,4 +1,4 @@
-"""Lose nodes of a simulated cluster at random moments, run a search through many jobs, and start many ranks.
+"""Lose nodes of a simulated cluster, run a search through many jobs, and start many ranks.
 
 `make cluster-soak` runs it. It prints what it has measured.
 """
@@ -84,7 +84,7 @@ def measure_lost_nodes(chance: random.Random, kills: int, seconds: float) -> Non
 
 
 def _wait_for_results(cluster: SlurmCluster, count: int, back_at: dict[str, float]) -> None:
-    """Wait until the job has printed `count` results, or has ended, and start lost nodes when their time has come."""
+    """Wait until the job has printed `count` results or has ended, and start lost nodes."""
     end = time.monotonic() + _SECONDS_TO_CONTINUE
     while len(parse_lines(cluster.read_output())) < count and cluster.list_jobs():
         assert time.monotonic() < end, (

@@ -14,7 +14,7 @@ PMI = {"SLURM_MPI_TYPE": "pmi2"}  # MPICH
 
 
 def read_documented_script(page: str) -> str:
-    """Return the job script for SLURM on a page of the documentation, for the nodes of the simulated cluster."""
+    """Return the job script for SLURM on a page of the documentation, for these nodes."""
     text = (ROOT / "docs" / "operation" / page).read_text()
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", text, re.DOTALL)
     assert script

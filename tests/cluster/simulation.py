@@ -248,7 +248,7 @@ class SlurmCluster:
     def submit(
         self, script: str, *options: object, name: str = "search.sh", **variables: str
     ) -> str:
-        """Write a job script into the shared directory, submit it, and return the number of the job.
+        """Submit a job script in the shared directory, and return the number of the job.
 
         Its output is in `NAME.out`. Job scripts find the environment of the tests in
         "$HOME/venvs/hpo", and a command `module` that does nothing.

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(420)]
 
 
 def submit_with_two_ranks_per_node(cluster: SlurmCluster, evaluations: int) -> str:
-    """Submit the documented script, with one worker of two ranks per node, and wait for its first results."""
+    """Submit the documented script, with two ranks per node, and wait for first results."""
     script = shorten(read_documented_script("clusters.md"), evaluations, seconds=3)
     script = script.replace("--evaluations", "--checkpoint-every 1s --evaluations")
     script = script.replace("--ranks-per-worker 4", "--ranks-per-worker 2")
@@ -46,7 +46,8 @@ def test_run_continues_without_lost_node(cluster: SlurmCluster) -> None:
     cluster.kill_node("n3")
     output = cluster.wait_for_jobs(120)
     assert re.search(
-        r"\nhpo supervise: the job ended with status \d+, after \d+ evaluations, in trials [\d, ]+; "
+        r"\nhpo supervise: the job ended with status \d+, after \d+ evaluations, in trials [\d, "
+        r"]+; "
         r"n3 does not answer; restarting it with 4 ranks on n1, n2\n",
         output,
     )
@@ -151,7 +152,7 @@ def test_open_mpi_continues_without_lost_host(cluster: SlurmCluster) -> None:
 
 
 def test_node_that_restarts_quickly_is_used_again(cluster: SlurmCluster) -> None:
-    """SLURM does not find it to be down, so srun waits forever for its tasks: hpo supervise ends srun."""
+    """SLURM does not find it down, so srun waits forever: hpo supervise ends srun."""
     submit_with_two_ranks_per_node(cluster, evaluations=24)
     cluster.kill_node("n3")
     time.sleep(3)

@@ -108,7 +108,8 @@ def test_two_jobs_on_one_node_see_other_gpus(cluster: SlurmCluster) -> None:
     search = "srun --mpi=pmi2 hpo search ../seeing.py --evaluations 40"
     for name in ("first", "second"):
         (cluster.folder / name).mkdir()
-        script = f'#!/bin/bash\n. "$HOME/venvs/hpo/bin/activate"\ncd {name} && {search}\necho "{name} $?"\n'
+        activate = '#!/bin/bash\n. "$HOME/venvs/hpo/bin/activate"'
+        script = f'{activate}\ncd {name} && {search}\necho "{name} $?"\n'
         cluster.submit(
             script, "--nodelist=n1", "--ntasks=2", "--gpus-per-task=1", name=f"{name}.sh"
         )

@@ -45,7 +45,7 @@ def test_documented_script_spends_its_budget(cluster: SlurmCluster) -> None:
 
 
 def test_documented_script_resubmits_itself(cluster: SlurmCluster) -> None:
-    """Each job gets SIGUSR1 before its time limit, and submits the next one until the budget is spent."""
+    """Each job gets SIGUSR1 before its time limit, and submits the next one."""
     script = read_documented_script("clusters.md").replace("USR1@120", "USR1@40")
     cluster.submit(shorten(script, evaluations=60, seconds=4), SBATCH_TIMELIMIT="1", **PMI)
     output = cluster.wait_for_jobs(400)

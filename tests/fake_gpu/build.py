@@ -47,9 +47,15 @@ int cublasGetVersion_v2(void *handle, int *version) { *version = 130401; return 
 size_t cublasLtGetVersion(void) { return 130401; }
 int cublasGetPointerMode_v2(void *handle, int *mode) { *mode = 0; return 0; }
 int cublasGetMathMode(void *handle, int *mode) { *mode = 0; return 0; }
-typedef struct { unsigned long long algorithm[8]; size_t workspace; int state; float waves; int reserved[4]; } Result;
-int cublasLtMatmulAlgoGetHeuristic(void *a, void *b, void *c, void *d, void *e, void *f, void *g, int n, Result *found,
-                                   int *count) {
+typedef struct {
+  unsigned long long algorithm[8];
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+} Result;
+int cublasLtMatmulAlgoGetHeuristic(void *a, void *b, void *c, void *d, void *e, void *f, void *g,
+                                   int n, Result *found, int *count) {
   found[0].workspace = 0, found[0].state = 0, *count = 1;
   return 0;
 }
@@ -68,7 +74,7 @@ def find_obstacle() -> str:
 
 
 def build_fake_gpu(folder: Path) -> dict[str, str]:
-    """Build the libraries in `folder`, and return the environment variables with which torch uses them."""
+    """Build the libraries in `folder`, and return the variables with which torch uses them."""
     headers, defined = (
         _find_headers(),
         "".join((_SOURCES / name).read_text() for name in ("cuda.c", "nccl.c")),

@@ -37,17 +37,32 @@ LINE = r"mistaken\.py:\d+"
 
 # The most frequent mistakes: docs/operation/troubleshooting.md.
 TOLD = {
-    "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* Add up the sums over all ranks",
+    "own loss": (
+        f"{TOGETHER}the ranks yielded different losses: rank 0 .* Add up the sums over all ranks"
+    ),
     "epochs": f"{TOGETHER}timeout: .* {EPOCHS}",
     "early stopping": f"{TOGETHER}timeout: .* {EPOCHS}",
-    "rank 0 alone": f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at {LINE}, rank 1 .* {WAIT}",
+    "rank 0 alone": (
+        f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at {LINE}, rank 1 .* "
+        f"{WAIT}"
+    ),
     "unequal steps": (
-        rf"{TOGETHER}the ranks are in different collectives: rank 0 allreduce of float \[212\] at {LINE}, "
+        rf"{TOGETHER}the ranks are in different collectives: rank 0 allreduce of float \[212\] at "
+        rf"{LINE}, "
         rf"rank 1 allreduce of float \[\] at {LINE} {WAIT}"
     ),
-    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* Leave multiprocessing_context out, or put the Dataset",
-    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias and aside\.weight\)\. Freeze them",
-    "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
+    "dataset in file": (
+        f"{EVERYWHERE}.* exited unexpectedly .* Leave multiprocessing_context out, or put the "
+        f"Dataset"
+    ),
+    "unused": (
+        rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias and aside\.weight\)\. Freeze "
+        rf"them"
+    ),
+    "returned": (
+        f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after "
+        f"each epoch"
+    ),
     "none elsewhere": f"{TOGETHER}.* got None Every rank must yield the loss. .* dist.broadcast",
     "path": f"{EVERYWHERE}.*'data/train.csv' .* Make the path a setting",
     "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
@@ -55,35 +70,61 @@ TOLD = {
 
 # Mistakes that a run does not report.
 UNTOLD = {
-    "unwrapped call": "wrong  The networks of rank 0 and rank 1 differ after 1 step .* and call model",
-    "weights by rank": "wrong  The networks of rank 0 and rank 1 differ before the first step .* Wrap it",
+    "unwrapped call": (
+        "wrong  The networks of rank 0 and rank 1 differ after 1 step .* and call model"
+    ),
+    "weights by rank": (
+        "wrong  The networks of rank 0 and rank 1 differ before the first step .* Wrap it"
+    ),
     "uneven": "wrong  The ranks take different numbers of steps: rank 0 20, rank 1 15",
-    "mean of means,batch=15": r"wrong  The gradients of the first step differ .* by \d.\d% .* reduction='sum'",
+    "mean of means,batch=15": (
+        r"wrong  The gradients of the first step differ .* by \d.\d% .* reduction='sum'"
+    ),
     "scale": r"wrong  The gradients of the first step are 0.5 times .* \(loss \* worker.size / len",
     "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
     "wrong mean": "wrong  The losses are 2 times those of 1 rank Divide the sum",
-    "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
-    "no offer": "wrong  No weights are offered, .* and `test` will not be called Call worker.offer_weights",
+    "prefix": (
+        r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)"
+    ),
+    "no offer": (
+        "wrong  No weights are offered, .* and `test` will not be called Call worker.offer_weights"
+    ),
     "test": r"wrong  `test` fails with the offered weights: mistaken\.py:\d+: KeyError: 'missing'",
-    "no optimizer": r"wrong  After a resume .*, the losses differ by \d.* Save all that training changes",
-    "saved late": r"wrong  After a resume .*, there are \d losses instead of \d Save all .* before the loss",
+    "no optimizer": (
+        r"wrong  After a resume .*, the losses differ by \d.* Save all that training changes"
+    ),
+    "saved late": (
+        r"wrong  After a resume .*, there are \d losses instead of \d Save all .* before the loss"
+    ),
     "not restored": "wrong  The evaluation saves checkpoints, but restarts .* At the start, load",
-    "saved model": r"wrong  The evaluation cannot resume from its checkpoint: rank \d, mistaken.*Missing",
-    "global network": "wrong  The same seed .* the initial weights differ Create the network and its weights",
+    "saved model": (
+        r"wrong  The evaluation cannot resume from its checkpoint: rank \d, mistaken.*Missing"
+    ),
+    "global network": (
+        "wrong  The same seed .* the initial weights differ Create the network and its weights"
+    ),
 }
 
 # Differences that are not mistakes.
 DIFFERENT = {
     "norm": r"look   BatchNorm1d \(1\): each rank normalizes with its own share .*SyncBatchNorm",
-    "dropout": r"look   Dropout \(1\): each rank draws random numbers for its own share.*probability of 0",
+    "dropout": (
+        r"look   Dropout \(1\): each rank draws random numbers for its own share.*probability of 0"
+    ),
     "augmented": "look   The samples differ from those .* check once without augmentation",
-    "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
+    "growing batch": (
+        "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size"
+    ),
     "no share": "look   Each of 2 ranks trains on the same batches .* Let each rank take its share",
-    "no share or order": "look   Each of 2 ranks trains on all 200 samples, .* Let each rank take its share",
+    "no share or order": (
+        "look   Each of 2 ranks trains on all 200 samples, .* Let each rank take its share"
+    ),
     "drawn": "look   The samples differ from those .* each rank draws its batches",
     "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
     "unseeded": "look   The same seed .* from the same initial weights .* without worker.seed",
-    "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias and aside.weight",
+    "idle": (
+        "look   2 parameters of the optimizer never had a gradient: aside.bias and aside.weight"
+    ),
 }
 
 # Ways that a trainer can take though its rank could not.
@@ -181,14 +222,18 @@ def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Pa
     found = [line for line in printed.splitlines() if line.startswith(("ok", "look", "wrong"))]
     same = r"ok     2 ranks and 1 rank have the same losses, .*\n"
     if search.stem == "cifar10_resnet":  # Losses are equal except for rounding errors, which grow.
-        same = rf"({same}|look   The losses of 2 ranks and of 1 rank differ by .*\nlook   SharedBatchNorm \(20\): .*\n)"
+        same = (
+            rf"({same}|look   The losses of 2 ranks and of 1 rank differ by .*\nlook   "
+            rf"SharedBatchNorm \(20\): .*\n)"
+        )
     assert re.fullmatch(
         r"ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
         rf"{same}"
         r"ok     All parameters of the optimizer had gradients\n"
         r"ok     The offered weights have \d+ tensors\n"
         r"ok     `test` accepts the offered weights, and takes .*\n"
-        r"ok     After a resume from the first checkpoint, the losses are the same, to the last digit",
+        r"ok     After a resume from the first checkpoint, the losses are the same, to the last "
+        r"digit",
         "\n".join(found),
     ), printed
 
@@ -213,7 +258,7 @@ def test_check_compares_any_number_of_ranks_with_one(mpi: Mpi, tmp_path: Path) -
 def test_check_accepts_networks_in_parts(
     mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int
 ) -> None:
-    """With three pipeline stages, torch's check of collectives is too strict, and fails the first evaluation.
+    """With three pipeline stages, torch's check of collectives fails the first evaluation.
 
     `hpo check` must still accept the network. Batches are larger than on the page, so that an epoch
     has 5 steps.

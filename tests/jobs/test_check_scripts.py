@@ -1,4 +1,4 @@
-"""Test `hpo check` with scripts whose losses depend on the number of ranks, for a good reason or by mistake."""
+"""Test `hpo check` with scripts whose losses depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def test_check_of_averaging_by_hand_is_not_wrong(mpi: Mpi, tmp_path: Path) -> No
 def test_check_of_ranks_that_forget_each_other_is_wrong(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "averaging.py").write_text(AVERAGING)
     told = {
-        "forgotten": r"wrong  The networks of rank 0 and rank 1 differ after 1 step .* average the gradients over all",
+        "forgotten": (
+            r"wrong  The networks of rank 0 and rank 1 differ after 1 step .* average the "
+            r"gradients over all"
+        ),
         "same": r"wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1",
     }
     found = check_ways(mpi, tmp_path, list(told), tmp_path / "averaging.py")

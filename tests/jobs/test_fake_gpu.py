@@ -1,4 +1,4 @@
-"""Test searches on GPUs that pretend (tests/fake_gpu): the ranks, their devices, and the memory that remains.
+"""Test searches on GPUs that pretend (tests/fake_gpu): ranks, devices and memory.
 
 Kernels compute nothing there, so no test looks at values that a GPU has computed.
 """
@@ -269,7 +269,8 @@ BATCH_NORM = """
 import os
 import torch, torch.distributed as dist
 from hpo.training.shared_layers import SharedBatchNorm
-dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
+store, device = dist.HashStore(), torch.device("cuda", 0)
+dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
 for shape in [(4, 3, 2, 2), (4, 3)]:
     inputs = torch.ones(shape, device="cuda", requires_grad=True)
     memory_format = torch.channels_last if len(shape) == 4 else torch.preserve_format

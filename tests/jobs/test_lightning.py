@@ -70,7 +70,10 @@ def test_lightning_failure_in_a_fit_fails_one_evaluation(mpi: Mpi, tmp_path: Pat
         "raises": r"rank 1, lit\.py:\d+: ValueError: injected",
         "nan": r"rank [01], lit\.py:\d+: ValueError: the validation loss is nan",
         "unsynced": r"the ranks yielded different losses: rank 0 \S+ at lit\.py:\d+, rank 1 .*",
-        "monitor": r"rank \d, lit\.py:\d+: ValueError: monitor must be .* \(epochs, val_loss\), got 'loss'\. .*",
+        "monitor": (
+            r"rank \d, lit\.py:\d+: ValueError: monitor must be .* \(epochs, val_loss\), got "
+            r"'loss'\. .*"
+        ),
         "devices": r"rank \d, lit\.py:\d+: ValueError: devices must be omitted, got 2\. .*",
         "fabric": r"rank \d, lit\.py:\d+: ValueError: num_nodes must be omitted, got 2\. .*",
         "sleeps": r"timeout: no loss within --evaluation-timeout; rank 0 was at lit\.py:\d+, .*",

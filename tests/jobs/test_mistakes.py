@@ -1,4 +1,4 @@
-"""Test common mistakes in an objective, in MPI jobs: their effects, and the descriptions of the failures."""
+"""Test common mistakes in an objective, in MPI jobs: effects, and texts of failures."""
 
 from __future__ import annotations
 
@@ -91,12 +91,22 @@ def test_objective_that_changes_its_arguments_is_isolated(
 def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None:
     computes = r"\w+Error: .* \(worker\.device is where this rank computes: .*\)"
     reasons = {
-        "tuple": f"{match_line('yield wrong')}: TypeError: metrics must be a dict of numbers by name, got 0\\.9\\. .*",
-        "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'",
-        "model": rf"{match_line('offer_weights(model)')}: TypeError: .* offer model\.state_dict\(\)",
+        "tuple": (
+            f"{match_line('yield wrong')}: TypeError: metrics must be a dict of numbers by name, "
+            f"got 0\\.9\\. .*"
+        ),
+        "text": (
+            f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'"
+        ),
+        "model": (
+            rf"{match_line('offer_weights(model)')}: TypeError: .* offer model\.state_dict\(\)"
+        ),
         "sharded": f"{match_line('offer_weights(model.state_dict())')}: TypeError: "
         ".* is sharded: offer, on all ranks, get_model_.*",
-        "path": rf"{match_line('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
+        "path": (
+            rf"{match_line('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in "
+            rf"/.*\)"
+        ),
         "cuda": rf"{match_line('model.cuda()')}: {computes}",
         "returned": f"{match_line('def objective(')}: ValueError: "
         ".* no loss, but returned 0.5: it has a yield somewhere",
@@ -122,10 +132,21 @@ def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> 
     bar = match_line("dist.barrier()")
     reasons = {
         "sleep": rf"{waited} {trains} for rank 0, which was at {match_line('sleep(3600)')}",
-        "yield": rf"{waited} ({alone} for rank 1, which was at {trains}|{trains} for rank 0, which .* at {alone})",
-        "late": rf"{waited} (its end for rank 1, which was at {late}|{late} for rank 0, which had ended)",
-        "barrier": rf"{waited} ({trains} for rank 0, which was at {bar}|{bar} for rank 1, which was at {trains})",
-        "return": f"rank 1, {match_line('def objective(')}: ValueError: the objective yielded no loss",
+        "yield": (
+            rf"{waited} ({alone} for rank 1, which was at {trains}|{trains} for rank 0, which .* "
+            rf"at {alone})"
+        ),
+        "late": (
+            rf"{waited} (its end for rank 1, which was at {late}|{late} for rank 0, which had "
+            rf"ended)"
+        ),
+        "barrier": (
+            rf"{waited} ({trains} for rank 0, which was at {bar}|{bar} for rank 1, which was at "
+            rf"{trains})"
+        ),
+        "return": (
+            f"rank 1, {match_line('def objective(')}: ValueError: the objective yielded no loss"
+        ),
         "none": "",
         "swallow": "",  # It swallows the timeout.
         "none again": "",
@@ -195,8 +216,11 @@ import numpy as np, torch
 from hpo import Int, SearchSpace
 
 values = [
-    torch.tensor(0.5), torch.tensor([0.5]), torch.tensor(0.5, requires_grad=True), np.float32(0.5), np.array(0.5), 0.5,
-    lambda: (torch.tensor(0.5), {"count": torch.tensor(3), "share": np.float64(0.5), "whole": torch.get_num_threads()}),
+    torch.tensor(0.5), torch.tensor([0.5]), torch.tensor(0.5, requires_grad=True),
+    np.float32(0.5), np.array(0.5), 0.5,
+    lambda: (torch.tensor(0.5), {
+        "count": torch.tensor(3), "share": np.float64(0.5), "whole": torch.get_num_threads()
+    }),
     torch.ones(2), np.ones(2),
 ]
 space = SearchSpace(k=Int(0, len(values) - 1))

@@ -1,4 +1,4 @@
-"""Test population based training (PBT): the choice of parents, and evaluations that begin from parent checkpoints."""
+"""Test population based training: parents, and evaluations that begin from their checkpoints."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
         ),
         (
             {"asks": "fail"},
-            r"starts without the checkpoint of trial .*: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
+            r"starts without the checkpoint of trial .*: rank [01], .*heirs.py:\d+: KeyError: "
+            r"'injected'",
         ),
         (
             {"saves": False},
@@ -301,7 +302,8 @@ def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None
         (
             "tiny",
             {},
-            r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, mutable=True\)",
+            r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, "
+            r"mutable=True\)",
         ),
     ],
 )

@@ -13,11 +13,14 @@ FILE = """
 import math
 from hpo import Float, Int, SearchSpace
 
-space = SearchSpace(lr=Float(1e-5, 1e-1, log=True, prior=1e-4), width=Int(8, 512, prior={prior}), depth=Int(1, 20))
+space = SearchSpace(
+    lr=Float(1e-5, 1e-1, log=True, prior=1e-4), width=Int(8, 512, prior={prior}), depth=Int(1, 20)
+)
 space.require(lambda p: p["width"] * p["depth"] <= {limit}, "width * depth must be at most {limit}")
 
 def objective(params, worker):
-    yield abs(math.log10(params["lr"]) + 4) + abs(params["width"] - 64) / 500 + params["depth"] / 100
+    width = abs(params["width"] - 64) / 500
+    yield abs(math.log10(params["lr"]) + 4) + width + params["depth"] / 100
 """
 
 

@@ -293,7 +293,7 @@ def list_running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
 
 
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
-    """Kill all processes of a job at once, after it has reported `evaluations` and while others are running."""
+    """Kill all processes of a job at once, after it has reported `evaluations`."""
     deadline = time.monotonic() + scale(60)
     while (
         len(parse_lines(log.read_text())) < evaluations
@@ -538,7 +538,8 @@ def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
 def test_help_of_run_islands_has_each_option(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(1, PROGRAM, "--help", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    options = """SEARCH_SPACE --evaluations --generations --islands --ranks-per-worker --migration-probability
-    --pollination --migration --seed --run-dir --resume --top-n --set --storage --log-level --help"""
+    options = """SEARCH_SPACE --evaluations --generations --islands --ranks-per-worker
+    --migration-probability --pollination --migration --seed --run-dir --resume --top-n --set
+    --storage --log-level --help"""
     assert [option for option in re.findall(r"\S+", options) if option not in job.stdout] == []
     assert "mpirun -n 8 python run_islands.py" in job.stdout

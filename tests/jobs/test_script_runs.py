@@ -1,4 +1,4 @@
-"""Test how training scripts start, report and exit: early imports, two ways to report, and aborts at exit."""
+"""Test how training scripts start, report and exit."""
 
 from __future__ import annotations
 

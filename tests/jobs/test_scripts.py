@@ -69,16 +69,26 @@ FAILURES = {
     "raise": r"rank 1, failing.py:\d+: ValueError: injected",
     "status": r"rank 1: failing.py ended with status 3",
     "text": r"rank 1: failing.py ended with status 1; its last line on stderr: no luck",
-    "early": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
-    "_exit": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
+    "early": (
+        r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had "
+        r"ended before"
+    ),
+    "_exit": (
+        r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had "
+        r"ended before"
+    ),
     "_exit3": r"rank 1: the trainer ended with status 3",
     "kill": r"rank 1: the trainer was ended by SIGKILL, perhaps by the kernel for want of memory",
     "segfault": r"rank 1, failing.py:\d+: the trainer was ended by SIGSEGV",
-    "hang": r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which was at "
-    r"failing.py:\d+",
+    "hang": (
+        r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which "
+        r"was at failing.py:\d+"
+    ),
     "nan": r"rank 1: the validation loss is nan",
-    "differ": r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over all ranks, "
-    r"or on one rank only",
+    "differ": (
+        r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over "
+        r"all ranks, or on one rank only"
+    ),
 }
 
 
@@ -146,7 +156,8 @@ def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
     script.write_text(
         '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
         'echo "rank $RANK of $WORLD_SIZE: $*"\n'
-        '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
+        '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" '
+        '&& touch "$4/here"\n'
         # Otherwise rank 1 would end the evaluation before rank 0 has written.
         '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'
     )
@@ -247,7 +258,8 @@ def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -
     job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     stopped = (
-        r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' would read it; the "
+        r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' "
+        r"would read it; the "
         "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To resume: the same command with "
     )
     (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)

@@ -1,4 +1,4 @@
-"""Test the search spaces for larger networks that are part of the package: whole runs, and their settings."""
+"""Test the package's search spaces for larger networks: whole runs, and settings."""
 
 from __future__ import annotations
 

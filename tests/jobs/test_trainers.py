@@ -1,4 +1,4 @@
-"""Test trainers: the environment of an objective, reasons to replace a trainer, and which output is shown and kept."""
+"""Test trainers: the objective's environment, reasons to replace a trainer, and output."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Pa
 
 
 def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """The search file changes numpy's error handling, the folder, the dtype, the environment, the umask and stdout."""
+    """The search file changes numpy's errors, folder, dtype, environment, umask and stdout."""
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())

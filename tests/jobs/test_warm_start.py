@@ -1,4 +1,4 @@
-"""Test runs with a warm start, with migration between islands, and with confirmation by other seeds."""
+"""Test runs with a warm start, with migration between islands, and with confirmation."""
 
 from __future__ import annotations
 
@@ -164,10 +164,16 @@ def test_warm_start_from_an_invalid_source_is_rejected(
         "folder": "folder holds no run: there is no folder/run.json",
         "sqlite:///nowhere.db": "no such file: nowhere.db",
         "nosql://host": "the storage nosql://host: ",
-        storage: f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME",
-        f"{storage}#two": f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME",
+        storage: (
+            f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME"
+        ),
+        f"{storage}#two": (
+            f"it has the studies 'one', 'other', 'empty'. Name one of them, as in {storage}#NAME"
+        ),
         f"{storage}#other": "the study 'other' must minimise a loss",
-        f"{storage}#one": "no finished evaluation is valid in this search space: trial 0: unknown parameter 'lr'",
+        f"{storage}#one": (
+            "no finished evaluation is valid in this search space: trial 0: unknown parameter 'lr'"
+        ),
         f"{storage}#empty": "no finished evaluation is valid in this search space: it has none",
     }.items():
         with pytest.raises(UsageError) as raised:

@@ -1,4 +1,4 @@
-"""Test objectives that report losses with `worker.report`, and that offer functions that gather weights."""
+"""Test objectives that report with `worker.report`, and offer functions for weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_reports_are_recorded_and_best_weights_gathered(
 REASONS: dict[str, tuple[str, int] | None] = {
     "gather_raises": (r"RANK, reporting.py:\d+: ValueError: injected in a function", 1),
     "gather_nothing": (
-        r"rank 0, reporting.py:\d+: TypeError: offered weights must be a dict of .*, got a NoneType",
+        r"rank 0, reporting.py:\d+: TypeError: offered weights must be a .*, got a NoneType",
         1,
     ),
     "gather_reports": (
@@ -100,7 +100,8 @@ REASONS: dict[str, tuple[str, int] | None] = {
     ),
     "raises": (r"RANK, reporting.py:\d+: ValueError: injected", 1),
     "text": (
-        r"rank \d, reporting.py:\d+: TypeError: the loss of worker.report must be a number, got 'low'",
+        r"rank \d, reporting.py:\d+: TypeError: the loss of worker.report must be a number, got "
+        r"'low'",
         0,
     ),
     "metric": (
@@ -109,7 +110,8 @@ REASONS: dict[str, tuple[str, int] | None] = {
     ),
     "nan": (r"RANK, reporting.py:\d+: ValueError: the validation loss is nan", 1),
     "positional": (
-        r"rank \d, .*positional arguments.* \(metrics go by name: worker.report\(loss, accuracy=0.9\)\)",
+        r"rank \d, .*positional arguments.* \(metrics go by name: worker.report\(loss, "
+        r"accuracy=0.9\)\)",
         0,
     ),
     "differs": (r"the ranks yielded different losses: rank 0 \S+ at reporting.py:\d+, .*", 0),
@@ -120,7 +122,8 @@ REASONS: dict[str, tuple[str, int] | None] = {
     ),
     "reports": None,
     "late": (
-        r"rank \d, .*RuntimeError: worker.report must not be called after the evaluation .* has ended",
+        r"rank \d, .*RuntimeError: worker.report must not be called after the evaluation .* has "
+        r"ended",
         0,
     ),
     "gather_alone": (
@@ -180,7 +183,7 @@ def test_report_timeout_names_waiting_and_blocking_lines(mpi: Mpi, tmp_path: Pat
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_rank_that_waits_in_each_epoch_does_not_hang(mpi: Mpi, tmp_path: Path, slow: int) -> None:
-    """One rank waits for the other at the same line in each epoch, in all for longer than the limit of one wait."""
+    """One rank waits for the other in each epoch, in all for longer than one may wait."""
     options = ["--evaluations", 1, "--collective-timeout", 6]
     job = mpi.run(2, *make_arguments("reports", *options, seconds=3.5, slow=slow), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")

@@ -144,7 +144,7 @@ NETWORKS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer and the schedule of a training, and how it changes samples, labels and gradients."""
+    """The optimizer and schedule of a training, and how it changes samples and gradients."""
 
     lr: float
     optimizer: str = "sgd"
@@ -295,7 +295,7 @@ def difference(one: list[float], other: list[float]) -> float:
 
 
 def ways(name: str) -> list[ParallelSettings]:
-    """Return the settings with which a network has the same losses as in a plain loop over whole batches."""
+    """Return settings with which a network has the losses of a plain loop over whole batches."""
     found = [ParallelSettings(parallel) for parallel in ("replicate", "shard", "pipeline")]
     if "norm" not in name:  # statistics of a part of a batch are others
         found += [
@@ -378,7 +378,7 @@ def mixed() -> None:
 
 
 def state() -> None:
-    """Report the losses of a plain network and of each strategy that load the whole state, and the size of a part."""
+    """Report the losses after loading the whole state, and the size of a part."""
     for name, parallel in itertools.product(
         ("conv-norm", "transformer"), ("replicate", "shard", "pipeline")
     ):
@@ -405,7 +405,7 @@ def state() -> None:
 
 
 def root() -> None:
-    """Report how much state of an optimizer is gathered if only the whole network is sharded, after a validation."""
+    """Report how much state is gathered if only the whole network is sharded."""
     network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     fully_shard(network, mesh=make_mesh(worker))
     optimizer = torch.optim.Adam(network.parameters())
@@ -419,7 +419,7 @@ def root() -> None:
 
 
 def plain_values() -> None:
-    """Report the number of steps, an int, after the state of an optimizer was gathered and loaded."""
+    """Report the number of steps, an int, after a state was gathered and loaded."""
     model = DistributedDataParallel(nn.Linear(2, 1))
     optimizer = torch.optim.LBFGS(model.parameters())
 

@@ -1,4 +1,4 @@
-"""Run a program of hpo whose template is forked by a template server of the tests: run_forking.py SERVER PROGRAM ..."""
+"""Run a program whose template is forked by a server: run_forking.py SERVER PROGRAM ..."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Run one command after the other on the ranks of one MPI job: mpirun -n 4 python serve_jobs.py JOBS TEMPLATES.
+"""Run one command after the other: mpirun -n 4 python serve_jobs.py JOBS TEMPLATES.
 
 Each rank connects to the socket JOBS, from which it gets all commands. `tests.support.job_server`
 is the other end. The templates of the commands (processes that trainers are forked from) are forked

@@ -96,7 +96,7 @@ class TemplateForker:
 
 
 def import_packages():
-    """Import torch, and the packages from which most search files of the tests have their data and networks."""
+    """Import torch, and the packages of most search files of the tests."""
     import_torch()
     import_compiler()
     import sklearn.datasets  # noqa: F401

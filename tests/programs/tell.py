@@ -5,5 +5,5 @@ import os
 
 
 def tell(**found):
-    """Print a line of JSON, with a single write. mpirun may print the output of other ranks between two writes."""
+    """Print a line of JSON with one write: mpirun may print other output between two."""
     os.write(1, (json.dumps(found) + "\n").encode())

@@ -51,7 +51,7 @@ def prepare(settings):
 
 
 def change(params, worker, settings):
-    """Change all arguments of the objective, and check that no previous evaluation has changed them."""
+    """Change all arguments, and check that no previous evaluation has changed them."""
     assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (
         2,
         0,

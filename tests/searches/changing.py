@@ -1,4 +1,4 @@
-"""A search file that changes the state of its process: when it is imported, in `prepare`, and in the objective."""
+"""A search file that changes its process: at its import, in `prepare`, in the objective."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A realistic search space: an ordinal and a stepped range, conditional parameters, and constraints.
+"""A realistic search space: an ordinal, a stepped range, conditions and constraints.
 
 The lowest loss is 0, with sgd, a momentum of 0.8, a width of 96, a batch size of 64, and 3 layers
 with a dropout of 0.2.

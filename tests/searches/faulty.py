@@ -49,7 +49,7 @@ def parent_of(process):
 
 
 class Wrong(torch.autograd.Function):
-    """Raises in the middle of a backward pass, after gradients of later layers were sent to the peers."""
+    """Raises in a backward pass, after gradients of later layers were sent to the peers."""
 
     @staticmethod
     def forward(_, x):
@@ -100,7 +100,7 @@ DONE = {
 
 
 def act(way, place, worker, folder):
-    """Fail if `way` belongs to this position: "raise@start" raises at the start, and "raise" in validation."""
+    """Fail if `way` belongs here: "raise@start" raises at the start, "raise" in validation."""
     kind, _, where = way.partition("@")
     if (where or "validation") != place:
         return None

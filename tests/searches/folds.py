@@ -1,4 +1,4 @@
-"""A search whose evaluations train two networks, one after another, each on its own half of the samples.
+"""A search whose evaluations train two networks in turn, each on half of the samples.
 
 Individuals that differ only in `copy` have the same losses.
 """

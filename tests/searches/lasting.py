@@ -1,4 +1,4 @@
-"""A search whose evaluations leave compiled code and a process group in torch, which the next evaluation finds."""
+"""A search whose evaluations leave compiled code and a process group in torch."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A search whose evaluations leave a thread, a child or something else, in turn, and print without Python's streams."""
+"""A search whose evaluations leave a thread, a child or something else, in turn."""
 
 import os
 import subprocess

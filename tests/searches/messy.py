@@ -1,4 +1,4 @@
-"""A search whose objective changes everything in its process, and fails if it finds a change of a previous evaluation.
+"""A search whose objective changes everything in its process, and fails if it finds a change.
 
 Every second evaluation also leaves a thread or closes a stream. Each evaluation notes its process
 id. A file keeps the state that the first evaluation has found.

@@ -1,4 +1,4 @@
-"""A search whose evaluations sleep for `seconds` per epoch, and check the ranks and the types of hyperparameters."""
+"""A search whose evaluations sleep for `seconds` per epoch, and check what they get."""
 
 import time
 from dataclasses import dataclass

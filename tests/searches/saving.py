@@ -1,4 +1,4 @@
-"""A search whose evaluations save checkpoints in the way that `saves` selects, and record the epochs that they train.
+"""A search whose evaluations save checkpoints as `saves` says, and record their epochs.
 
 Each loss depends on the whole state: weights, momentum, learning rate schedule, and two random
 generators.

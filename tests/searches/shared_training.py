@@ -1,4 +1,4 @@
-"""A training whose ranks share a network, as in search_spaces/cifar10_resnet.py, for any data and optimizer."""
+"""A training whose ranks share a network, for any data and optimizer."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A search with three objectives: a loss, the width of a network, and its speed, which is maximised.
+"""A search with three objectives: a loss, a width, and a speed, which is maximised.
 
 `lacks` names an objective that is not reported. With several names, such as "width,speed", the
 width selects one of them.

@@ -1,4 +1,4 @@
-"""Test how individuals that crash the job are found: they are isolated, and no other individuals fail."""
+"""Test how individuals that crash the job are found: they are isolated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Job:
         return Record(self._folder / "study.log", "run")
 
     def session(self, killed_after: int = 10**9) -> bool:
-        """Evaluate until the job crashes, is killed after `killed_after` evaluations, or has nothing left to do.
+        """Evaluate until the job crashes, is killed after `killed_after`, or has ended.
 
         Return whether it crashed or was killed.
         """

@@ -130,7 +130,10 @@ def test_resume_with_trial_of_other_space_is_refused(
     lines = read_lines(run_dir)
     with pytest.raises(
         UsageError,
-        match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr' must be in .*, got 2.0)",
+        match=(
+            r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr' must be in .*, got "
+            r"2.0)"
+        ),
     ):
         start_session(run_dir, resume=True)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Test rankings at rungs, to which individuals are added one at a time, against their definitions."""
+"""Test rankings at rungs, to which individuals are added in turn, against definitions."""
 
 from __future__ import annotations
 

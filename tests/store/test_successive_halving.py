@@ -1,4 +1,4 @@
-"""Test successive halving on made-up evaluations: which of them continue, pause and are promoted at a rung.
+"""Test successive halving: which evaluations continue, pause and are promoted at a rung.
 
 A promoted evaluation continues after its pause.
 """
@@ -201,7 +201,7 @@ def test_failed_evaluation_is_not_promoted() -> None:
 def compute_expected_rungs(
     halving: HalvingSchedule, evaluations: Sequence[Evaluation]
 ) -> list[Rung]:
-    """Return the rungs of a search, computed from all of its evaluations at once instead of step by step."""
+    """Return the rungs of a search, computed from all of its evaluations at once."""
     ends = [
         max(evaluation.curve, default=0)
         for evaluation in evaluations

@@ -1,4 +1,4 @@
-"""Test the writer of a record: durability, updates for leaders, other programs that write, and weights."""
+"""Test the writer of a record: durability, updates, other programs, and weights."""
 
 from __future__ import annotations
 
@@ -887,7 +887,8 @@ with writer.batch_writes():
     held = take_all()
     for number in (1, 2):
         params = {"layers": number, "activation": "relu", "lr": 0.5, "gamma": 0.75}
-        leader.writer.record.complete(leader.claim(params, island=0, worker=0, generation=0), 0.5, 1.0, {})
+        claimed = leader.claim(params, island=0, worker=0, generation=0)
+        leader.writer.record.complete(claimed, 0.5, 1.0, {})
         leader.writer.commit()
         time.sleep(0.25)
         writer.commit()

@@ -154,7 +154,7 @@ class Victim:
 
 @contextmanager
 def kill_at_end(victim: Victim) -> Iterator[Victim]:
-    """Kill the remaining processes of a job at the end of `with`, so that a failed test leaves no process."""
+    """Kill the remaining processes of a job at the end of `with`."""
     try:
         yield victim
     finally:

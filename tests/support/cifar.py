@@ -29,7 +29,7 @@ def make_cifar10_patterns() -> npt.NDArray[np.uint8]:
 
 
 def write_cifar10(folder: Path, batch: int = _LEAST_RECORDS, test: int = 100) -> None:
-    """Write the six files of CIFAR-10's binary version: five with `batch` images each, and one with `test` images.
+    """Write the six files of CIFAR-10: five with `batch` images each, and one with `test`.
 
     Each image is the darkened pattern of its class, plus noise from 0 to 63. By default, the files
     have 31 MB, because there must be more than the 10,000 images that are reserved for validation.

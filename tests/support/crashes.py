@@ -1,4 +1,4 @@
-"""Run tests/searches/dying.py, whose trainers crash or hang, and read the notes that its ranks write.
+"""Run tests/searches/dying.py, whose trainers crash or hang, and read its notes.
 
 The times of starts and crashes are noted in a file.
 """
@@ -23,7 +23,7 @@ from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 @dataclass
 class NotedEvaluation:
-    """An evaluation as the ranks of its worker have noted it: the times of its starts by rank, and of its crashes.
+    """An evaluation as its ranks have noted it: the times of its starts and crashes.
 
     `x` is its hyperparameter. `way` is the way in which it crashes, or "". `rank` is the rank that
     crashes.
@@ -63,7 +63,7 @@ def list_noted(folder: Path) -> list[NotedEvaluation]:
 
 
 def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation]]:
-    """Return the evaluations of each worker from the notes in a folder, in the order of their starts."""
+    """Return the noted evaluations of each worker, in the order of their starts."""
     found: dict[int, dict[float, NotedEvaluation]] = {}
     for worker, rank, note in sorted(read_notes(folder), key=lambda item: float(item[2]["at"])):
         evaluation = found.setdefault(worker, {}).setdefault(
@@ -93,7 +93,7 @@ def measure_recovery_times(folder: Path) -> dict[str, float]:
 
 
 def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
-    """Return names and inodes of the files in shared memory that the processes of a job have mapped."""
+    """Return names and inodes of files in shared memory that a job has mapped."""
     found = set[tuple[str, int]]()
     for process in victim.find_processes():
         with suppress(OSError):
@@ -106,7 +106,7 @@ def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
 
 @contextmanager
 def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
-    """Start a job with its own folder for temporary files, and kill its remaining processes at the end of `with`.
+    """Start a job with a temporary folder, and kill its remaining processes at the end.
 
     At the end, assert that neither temporary files nor files in shared memory are left.
     """
@@ -135,7 +135,7 @@ def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> It
 
 
 def kill_on_request(victim: Victim) -> threading.Thread:
-    """Start a thread that kills trainers that wait to be killed from outside (way "outside"), until the job ends."""
+    """Start a thread that kills trainers that wait for it (way "outside")."""
 
     def kill() -> None:
         killed = set[int]()

@@ -328,7 +328,7 @@ def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float
 
 
 def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
-    """Measure the time of 60 evaluations on 8 ranks, without failures and if every third evaluation fails.
+    """Measure the time of 60 evaluations on 8 ranks, without failures and with a third.
 
     Returns:
         The seconds without failures, the seconds with failures, and the number of trials by state
@@ -372,7 +372,7 @@ def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]
 
 
 def suspend_run(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
-    """Suspend a run `stops` times for longer than its ranks wait for each other, and assert that it completes.
+    """Suspend a run `stops` times for longer than its ranks wait, and assert its end.
 
     Returns:
         The number of evaluations, and the seconds for which the run was suspended.

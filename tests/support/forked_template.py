@@ -25,7 +25,7 @@ _SECONDS_TO_FORK = 300.0  # of a busy server, at most
 
 
 class ForkedTemplate:
-    """A template that serve_templates.py forks, with the part of subprocess.Popen's interface that ranks use."""
+    """A template that serve_templates.py forks, with what ranks use of subprocess.Popen."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ _COMMANDS_AT_ONCE = 6
 
 
 def make_whole_runs(folder: Path) -> list[Path]:
-    """Make the directories of two undamaged runs: a run with evaluations in every state, and a finished run."""
+    """Make two undamaged runs: one with evaluations in every state, and a finished one."""
     everything = make_run_of_everything(folder)
     session = start_session(folder / "finished", evaluations=7, pruner="asha")
     record = session.open_record()
@@ -159,7 +159,7 @@ def _write_other_files(run_dir: Path) -> None:
 
 
 def damage_run(run_dir: Path, rng: random.Random) -> str:
-    """Damage a file of a run, most often the journal (file with the study), and return a description of the damage."""
+    """Damage a file of a run, most often the journal, and return a description."""
     others = [
         "run.json",
         "summary.json",
@@ -257,7 +257,7 @@ def _cut_off(path: Path, rng: random.Random) -> str:
 
 
 def _insert_filling(path: Path, rng: random.Random) -> str:
-    """Insert a text, or zeros as a full disk writes them, into a file, or overwrite a part of the file."""
+    """Insert a text or zeros, as a full disk writes them, or overwrite a part of a file."""
     content, filling = (
         path.read_bytes(),
         rng.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()]),
@@ -441,7 +441,7 @@ def read_tree(folder: Path) -> dict[str, Any]:
 
 
 def check_run(run_dir: Path, whole: Path, out: Path, rng: random.Random) -> Counter[str]:
-    """Read a damaged run with all readers, resume it, and count successes and refusals with a clear message."""
+    """Read a damaged run with all readers, resume it, and count successes and refusals."""
     before, outcome = read_tree(run_dir), Counter[str]()
     steps = [
         partial(run_command, line, run_dir, out) for line in rng.sample(COMMANDS, _COMMANDS_AT_ONCE)
@@ -494,7 +494,7 @@ def _read_evaluations(run_dir: Path) -> list[Evaluation] | None:
 
 
 def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
-    """Return the trials whose journal lines are undamaged, but which are not read as before the damage.
+    """Return trials with undamaged lines that are not read as before the damage.
 
     The list is empty for a journal without checksums, in which damage cannot always be detected.
     """
@@ -535,7 +535,7 @@ def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
 
 @contextmanager
 def _cache_commands() -> Iterator[None]:
-    """Make checks faster: cache the parsers of commands, and leave out the script of Plotly in reports."""
+    """Make checks faster: cache parsers of commands, and leave out Plotly in reports."""
     cached = functools.cache(typer.main.get_command)
     with (
         mock.patch.object(html_report, "_compress_plotly", return_value=b""),

@@ -1,4 +1,4 @@
-"""Answer requests in the process of the test as the template and a trainer would do in their own processes.
+"""Answer requests in the process of the test as a template and a trainer would.
 
 The template is the process that trainers are forked from. The content of each answer is converted
 to JSON and back, as between processes.

@@ -1,4 +1,4 @@
-"""Run commands on the ranks of MPI jobs that stay up, since the start of a job takes longer than most searches.
+"""Run commands on the ranks of MPI jobs that stay up, since a start takes long.
 
 A job server is one MPI job: mpirun starts its ranks, which then run one command after the other,
 each as the program of a rank would. A command that ends its job also ends the server.
@@ -109,7 +109,7 @@ class JobServer:
     def run(
         self, arguments: Sequence[str], folder: Path, seconds: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python ARGUMENTS` on all ranks, in a folder and with the environment variables of this process.
+        """Run `python ARGUMENTS` on all ranks, with the variables of this process.
 
         Raises:
             TimeoutError: The command has not ended after `seconds`. The server is killed.

@@ -35,7 +35,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 
 
 def write_changed_program(folder: Path, code: str) -> Path:
-    """Write a copy of run_islands.py that first runs `code`, for example to make a function of the program fail."""
+    """Write a copy of run_islands.py that first runs `code`."""
     program = folder / "changed.py"
     program.write_text(
         (ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__")
@@ -97,7 +97,7 @@ class Mpi:
     def run(
         self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Python program on a number of ranks to its end: a command of hpo in a job server, others by `launch`.
+        """Run a Python program on ranks to its end: hpo in a job server, others by `launch`.
 
         What a process reads when it starts does not reach a job server, such as PYTHONWARNINGS. Use
         `launch` for tests of it, and `forks_templates=False` if it is for trainers.

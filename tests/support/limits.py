@@ -11,7 +11,7 @@ _USUAL_SECONDS = 1.3  # in which a usual machine imports torch
 
 
 def scale(seconds: float) -> float:
-    """Return a time limit for this machine, at least `seconds`, which is the limit on a usual machine."""
+    """Return a time limit for this machine; `seconds` is that of a usual machine."""
     return seconds * _measure_slowness()
 
 

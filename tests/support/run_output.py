@@ -10,7 +10,8 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 RESULT_LINE = re.compile(
-    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) +(?P<loss>\S+)"
+    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) "
+    r"+(?P<loss>\S+)"
     r" +(?P<best>best|front)? +(?P<seconds>[\d.]+)  (?P<params>.*)\n",
     re.MULTILINE,
 )
@@ -39,5 +40,5 @@ def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, fl
 
 
 def remove_loading_lines(output: str) -> str:
-    """Return the output of a run without the lines that say what it loads, before its first own line."""
+    """Return the output of a run without the lines about what it loads."""
     return re.sub(r"^(loading torch and .*|preparing data)\n", "", output, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Make run directories without MPI, either by a real session or from given times, losses and states."""
+"""Make run directories without MPI, by a session or from times, losses and states."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> S
 
 
 def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
-    """Start an evaluation of tests/searches/quick.py on island 1 and worker 1, and report three losses."""
+    """Start an evaluation of tests/searches/quick.py on island 1, and report three losses."""
     act = "relu" if depth < 5 else "tanh"
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.make_distributions()
@@ -166,7 +166,7 @@ def add_evaluation(
     space: SearchSpace = SPACE,
     **attributes: Any,
 ) -> None:
-    """Add an evaluation with a start (`began`), a duration (`seconds`), and losses by epoch (`curve`).
+    """Add an evaluation with a start, `seconds` of duration, and losses by epoch.
 
     The values of other objectives than the loss are taken from the attribute `metrics`.
     """

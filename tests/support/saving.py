@@ -1,4 +1,4 @@
-"""Run tests/searches/saving.py, kill the run repeatedly, and resume its evaluations from their checkpoints."""
+"""Run tests/searches/saving.py, kill the run repeatedly, and resume its evaluations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_saving_arguments(run_dir: str, *options: object, **settings: object) ->
 
 
 def read_epochs(folder: Path) -> list[tuple[float, int]]:
-    """Return the epochs that were trained, in this order, as pairs of the hyperparameter `x` and the epoch."""
+    """Return the trained epochs in order, as pairs of the hyperparameter `x` and the epoch."""
     lines = (json.loads(line) for line in (folder / "epochs").read_text().splitlines())
     return [(x, epoch) for _, x, epoch in lines]
 
@@ -49,7 +49,7 @@ def read_losses_by_x(run_dir: Path) -> dict[float, list[float]]:
 
 @dataclass(frozen=True)
 class Survival:
-    """Numbers of kills, of different epochs that were trained, and of epochs that were trained again."""
+    """Numbers of kills, of different trained epochs, and of epochs trained again."""
 
     kills: int
     epochs: int
@@ -57,7 +57,7 @@ class Survival:
 
 
 def kill_and_resume(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival:
-    """Kill a run at random moments, resume it, and assert that its losses are those of a run that was not killed.
+    """Kill a run at random moments, resume it, and compare its losses with a whole run.
 
     The run has 12 evaluations on 2 workers of 2 ranks.
     """

@@ -1,4 +1,4 @@
-"""Run tests/searches/sharing.py, whose ranks train one network together, and read the notes of its ranks."""
+"""Run tests/searches/sharing.py, whose ranks train one network, and read its notes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measure_seconds_lost(folder: Path, size: int, count: int) -> list[float]:
 
 
 def measure_worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float:
-    """Let the training of a shared network fail in all parts, and return the longest recovery in seconds."""
+    """Let a shared network fail in all parts, and return the longest recovery in seconds."""
     folder.mkdir()
     fails = ",".join(f"{what}:{ranks[size - 2]}" for what, ranks in FAILURES.items())
     options = [

@@ -1,4 +1,4 @@
-"""Simulate asynchronous workers without MPI, with the real propagators and the exchange between islands."""
+"""Simulate asynchronous workers without MPI, with real propagators and migration."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def simulate(
     evaluations: int,
     workers: int = WORKERS,
 ) -> npt.NDArray[np.float64]:
-    """Run a search in simulated time, and return the losses in the order in which the evaluations end.
+    """Run a search in simulated time, and return the losses in the order of ends.
 
     `evaluate` returns a loss, or the values of several objectives, and the seconds that the
     evaluation takes. The result has shape (evaluations,) or (evaluations, objectives).

@@ -22,7 +22,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 @dataclass(frozen=True)
 class TemplateServer:
-    """The template server of this test process: the name of its abstract socket, and its process."""
+    """The template server of this test process: its abstract socket, and its process."""
 
     name: str
     process: int
@@ -30,7 +30,7 @@ class TemplateServer:
 
 @cache
 def get_template_environment() -> dict[str, str]:
-    """Return the variables of a template at the first call, before a test has changed those of this process."""
+    """Return the variables of a template, before a test has changed those of this process."""
     return make_template_environment()
 
 

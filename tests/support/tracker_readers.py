@@ -1,4 +1,4 @@
-"""Read the evaluations that trackers (TensorBoard, MLflow, wandb) have stored, with the trackers' own packages."""
+"""Read the evaluations that trackers have stored, with the trackers' own packages."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _parse_value(text: str) -> Any:
 
 
 def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Read the evaluations in wandb's offline files, which are logs of its messages, as `wandb sync` does."""
+    """Read the evaluations in wandb's offline files, as `wandb sync` does."""
     shown = {}
     for path in (run_dir / "wandb").glob("offline-run-*/run-*.wandb"):
         name, group = "", ""
@@ -173,7 +173,7 @@ def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
 
 
 def _parse_wandb_records(content: bytes) -> Iterator[Any]:
-    """Parse a file in LevelDB's log format after a header of 7 bytes: blocks of 32 KiB with parts of records."""
+    """Parse a file in LevelDB's log format: blocks of 32 KiB with parts of records."""
     # The stubs of the module lack its messages.
     record: Any = import_module("wandb.proto.wandb_internal_pb2").Record
     position, content_so_far = 7, b""

@@ -1,4 +1,4 @@
-"""Helpers for tests of `hpo watch`: snapshots without files, run directories, and commands in a terminal."""
+"""Help tests of `hpo watch`: snapshots, run directories, and commands in a terminal."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Terminal:
         os.write(self.terminal, keys)
 
     def wait_for_end(self) -> int:
-        """Wait for the end of the process, check that it has restored the terminal, and return its status."""
+        """Wait for the end, check that the terminal is restored, and return the status."""
         end = time.monotonic() + scale(30)
         while self.process.poll() is None or select.select([self.terminal], [], [], 0)[0]:
             assert time.monotonic() < end, self.written[-2000:]

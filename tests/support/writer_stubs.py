@@ -113,7 +113,7 @@ class LeaderStub:
     def is_wanted(
         self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None
     ) -> bool:
-        """Read all changes of the study, and return whether the weights of this evaluation would be kept."""
+        """Read all changes, and return whether the weights of this evaluation would be kept."""
         self.recorder.read_changes()
         return self.keeper.is_wanted(assignment, loss, metrics or {})
 
@@ -124,7 +124,7 @@ class LeaderStub:
         weights: Mapping[str, Tensor],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted."""
+        """Complete an evaluation with its lowest loss, and return if its weights were wanted."""
         is_wanted = self.is_wanted(assignment, loss, metrics)
         self.recorder.writer.record.complete(assignment, loss, 1.0, metrics or {})
         if is_wanted:
