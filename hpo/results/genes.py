@@ -39,10 +39,16 @@ def compute_genes(
 ) -> tuple[Vector, Mask]:
     """Return the genes of individuals, and whether each gene is active.
 
-    Both have the shape `(individuals, genes)`.
-
-    Raises:
-        ValueError: If a value is not valid for its parameter.
+    Both have the shape `(individuals, genes)`. The gene of an inactive parameter is 0. Values are
+    not checked, so that a run whose run.json was edited is still described.
     """
-    genes = np.array([encoding.encode_params(individual) for individual in params])
-    return genes, encoding.find_active(genes)
+    parameters = encoding.space.parameters.items()
+    genes = [
+        [
+            float(one.encode(individual[name])) if name in individual else 0.0
+            for name, one in parameters
+        ]
+        for individual in params
+    ]
+    active = [[name in individual for name, _ in parameters] for individual in params]
+    return np.array(genes), np.array(active)

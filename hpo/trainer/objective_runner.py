@@ -502,7 +502,10 @@ def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
 
 def _has_diverged(error: BaseException) -> bool:
     """Return whether an error means that a loss is not finite."""
-    return isinstance(error, ValueError) and str(error).startswith(_NOT_FINITE_PREFIX)
+    if not isinstance(error, ValueError) or not error.args:
+        return False
+    # Not str(error), which is code of the user for a class of theirs, and may fail.
+    return str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
 
 
 def _to_number(name: object, metric: Any) -> float:

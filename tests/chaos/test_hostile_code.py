@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     """The individual kills a rank, as the Linux kernel does if memory runs out."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
+    mpi = replace(mpi, forks_templates=False)  # The individual kills the parent of its template.
     command = mpi.make_command(3, PROGRAM, KILLING, *options, *settings)
     job = run_supervise(command, tmp_path)
     assert job.returncode == 0, job.stderr

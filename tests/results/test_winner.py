@@ -273,8 +273,8 @@ def test_winner_test_rejects_wrong_results(tmp_path: Path, result: Any, message:
 @pytest.mark.parametrize(
     ("assignment", "reason"),
     [
-        ("tests=badly", "weighing.py:32: ValueError: no test data today"),
-        ("tests=well", "weighing.py:39: KeyError: 'epoch'"),
+        ("tests=badly", "weighing.py:35: ValueError: no test data today"),
+        ("tests=well", "weighing.py:42: KeyError: 'epoch'"),
     ],
 )
 def test_finalize_if_test_fails_warns_with_its_line(
