@@ -105,7 +105,7 @@ def _collect_facts(
     if is_stopping(job):
         return None
     # Otherwise the first trainer would wait until its template has imported the compiler.
-    ready.slot.provide_trainer()
+    ready.slot.provide_trainer({})
     world.barrier()
     patience = options.collective_timeout
     speeds = _measure_workers(job, ready, layout, patience)

@@ -222,7 +222,8 @@ class Host:
         """
         trainer = slot.fork_other()
         found = trainer.ask("devices", "devices")
-        trainer.end()  # A CUDA context would take GPU memory.
+        trainer.discard()
+        trainer.wait_for_exit()  # A CUDA context would take GPU memory.
         content: Mapping[str, Any] = {} if isinstance(found, TrainerEnd) else found.content
         self.problem = found.text if isinstance(found, TrainerEnd) else content["problem"]
         seen = tuple(content.get("ids", ()))

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from hpo.evaluation.host import Host, choose_backend, make_gpu_variables, see_same_gpus
+from hpo.evaluation.host import (
+    Host,
+    RankPlace,
+    choose_backend,
+    make_gpu_variables,
+    see_same_gpus,
+)
 from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
 from hpo.process.linux import identify_pid_namespace
 from hpo.process.messages import GroupTicket
@@ -50,28 +56,22 @@ class RankGroup:
         self.slot = slot
         self.compares_collectives = False
         self._group_name = ""  # name of the trainers' process group
-        members = comm.allgather(
-            (host.number, socket.gethostname(), identify_pid_namespace(), host.gpus)
-        )
-        self._hosts = [number for number, _, _, _ in members]
-        self._host_names = [name for _, name, _, _ in members]
-        self._is_on_one_host = len(set(self._hosts)) == 1
-        self._has_shared_files = (
-            self._is_on_one_host and len({namespace for _, _, namespace, _ in members}) == 1
-        )
-        self.backend = choose_backend([gpus for *_, gpus in members])
-        peers = [rank for rank, number in enumerate(self._hosts) if number == host.number]
-        peer_gpus = [members[rank][3] for rank in peers]
-        self._gpu_variables, self._devices = make_gpu_variables(
-            peer_gpus, peers.index(self.rank), os.environ
-        )
+        self._places: list[RankPlace] = comm.allgather(host.place)
+        hosts = [place.host for place in self._places]
+        self._is_on_one_host = len(set(hosts)) == 1
+        namespaces = comm.allgather(identify_pid_namespace())
+        self._has_shared_files = self._is_on_one_host and len(set(namespaces)) == 1
+        self.backend = choose_backend([place.gpus for place in self._places])
+        peer_gpus = [place.gpus for place in self._places if place.host == host.number]
+        local_rank = hosts[: self.rank].count(host.number)
+        self._gpu_variables, self._devices = make_gpu_variables(peer_gpus, local_rank, os.environ)
         self.has_own_gpu = bool(self._devices) and not host.gpus.is_shared
         # Through which the trainers of one host connect; open on the leader.
         self._rendezvous_file = -1
         self._listener: socket.socket | None = None  # at the port of torch's store, on the leader
         self._store_server: TrainerClient | None = None  # the process that runs the store
         self._address = self._open_store_port()
-        self._variables = make_torchrun_variables(self.rank, self._hosts, self._address)
+        self._variables = make_torchrun_variables(self.rank, hosts, self._address)
         if self._devices and not see_same_gpus(peer_gpus):
             # As with torchrun on hosts of one GPU: then cuda:LOCAL_RANK is the GPU of the rank.
             self._variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -90,8 +90,7 @@ class RankGroup:
 
     def fork_ahead(self) -> None:
         """Fork this rank's trainer now, so that the first evaluation need not wait for it."""
-        self.slot.variables = self._gpu_variables
-        self.slot.provide_trainer()
+        self.slot.provide_trainer(self._gpu_variables)
 
     def connect(self, note: Any = None) -> tuple[GroupTicket | None, Any]:
         """Prepare the trainers' process group for an evaluation. Collective: call on all ranks.
@@ -108,19 +107,18 @@ class RankGroup:
         states = self.comm.allgather((is_ready, note))
         note = states[0][1]
         if all(is_ready for is_ready, _ in states):
-            self.trainer = self.slot.provide_trainer()
+            self.trainer = self.slot.provide_trainer(self._gpu_variables)
             return None, note
         # nccl must not end a group on some ranks only, so all ranks replace trainers that have
         # joined a group.
-        if self.slot.group_name or self.slot.variables != self._gpu_variables:
+        if self.slot.group_name:
             self.slot.discard_trainer()
-        self.slot.variables = self._gpu_variables
         self.close_store()
         self._group_name, file = self.comm.bcast(
             self._make_rendezvous() if self.rank == 0 else None
         )
         self.slot.output.set_label(self.index, self.rank)
-        self.trainer = self.slot.provide_trainer()
+        self.trainer = self.slot.provide_trainer(self._gpu_variables)
         self.slot.group_name = self._group_name
         ticket = GroupTicket(
             self._group_name,
@@ -158,8 +156,7 @@ class RankGroup:
     def close_store(self) -> None:
         """Stop torch's store, if it is running. A store that is started later is empty."""
         if self._store_server is not None:
-            self._store_server.kill()
-            self._store_server.close()
+            self._store_server.discard()
             self._store_server = None
 
     def _make_rendezvous(self) -> tuple[str, str]:
@@ -181,9 +178,9 @@ class RankGroup:
         """Return the leader's address, as its peers reach it, and the port for torch's store."""
         address = _LOOPBACK
         if not self._is_on_one_host:
-            peer = next(rank for rank, host in enumerate(self._hosts) if host != self._hosts[0])
-            name = self._host_names[peer]
-            address = self.comm.bcast(find_own_address(name) if self.rank == 0 else None)
+            first = self._places[0].host
+            peer = next(place.host_name for place in self._places if place.host != first)
+            address = self.comm.bcast(find_own_address(peer) if self.rank == 0 else None)
         self._interface = find_interface(address)
         port = 0
         if self.rank == 0:

@@ -425,10 +425,10 @@ class Supervision:
     def _record_memory(self, free: int, warning: str) -> None:
         """Record the free memory of the GPU at the first evaluation, and print a warning."""
         group = self._group
-        if group.has_own_gpu and not group.slot.first_free_memory:
+        is_first = group.has_own_gpu and not group.slot.first_free_memory
+        if is_first or warning:  # After a warning, later evaluations need not wait for the rest.
             group.slot.first_free_memory = free
         if warning:
-            group.slot.first_free_memory = free  # Later evaluations need not wait for the rest.
             group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
 
     def _warn_about_memory(self, remains: str) -> None:

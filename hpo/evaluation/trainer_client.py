@@ -77,18 +77,16 @@ class TrainerClient:
     ) -> None:
         self._template = template
         self._output = output
-        self._pipes = (
-            [] if options.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
-        )
+        streams = () if options.is_attended else ("stdout", "stderr")
+        self._pipes = [OutputPipe(output, stream) for stream in streams]
         self._stack_file = os.memfd_create("hpo-stacks")
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
-        self.is_killed = self.has_started = False
+        self.has_started = False
         self._killed_at = math.inf
         ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
-        streams = [*ends[-2:], self._stack_file, *ends[:-2]]
         self.process, self._channel = template.spawn(
-            streams,
+            [*ends[-2:], self._stack_file, *ends[:-2]],
             environment={**make_plain_environment(), **(variables or {})},
             trains=variables is not None,
             cores=list_usable_cores(),
@@ -182,18 +180,20 @@ class TrainerClient:
             return values[0] == "S", int(values[11]) + int(values[12])
         return False, 0
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether `kill` was called."""
+        return self._killed_at < math.inf
+
     def kill(self) -> None:
         """Kill the process."""
-        if not self.is_killed:
-            self.is_killed = True
-            self._killed_at = time.monotonic()
+        self._killed_at = min(self._killed_at, time.monotonic())
         self._send_signal(signal.SIGKILL)
 
-    def end(self) -> None:
-        """Kill the process, and wait until it has ended."""
+    def discard(self) -> None:
+        """Kill the process, and close the connection."""
         self.kill()
         self.close()
-        self.wait_for_exit()
 
     def wait_for_exit(self) -> None:
         """Wait until a process whose connection was closed has ended, and has freed its memory.
@@ -311,7 +311,7 @@ class TrainerSlot:
         self.output = output
         self._options = options
         self._is_fresh = fresh
-        self.variables: dict[str, str] = {}
+        self._variables: Mapping[str, str] = {}  # additional environment variables of the trainer
         self._trainer: TrainerClient | None = None
         # It was closed or killed, and may still hold memory of a GPU.
         self._ending: TrainerClient | None = None
@@ -327,15 +327,17 @@ class TrainerSlot:
         self._template.read_messages()
         return not self._template.has_ended(self._trainer.process)
 
-    def provide_trainer(self) -> TrainerClient:
-        """Return the running trainer; fork one if none is running, after the last one has ended."""
-        if not self.is_ready:
-            self.discard_trainer()
-            self._wait_for_exit()
-            self._trainer = TrainerClient(
-                self._template, self.output, self._options, self.variables
-            )
-        assert self._trainer is not None
+    def provide_trainer(self, variables: Mapping[str, str]) -> TrainerClient:
+        """Return a trainer with these additional environment variables.
+
+        It is forked, after the last one has ended, unless such a trainer is running.
+        """
+        if self._trainer is not None and self.is_ready and self._variables == variables:
+            return self._trainer
+        self.discard_trainer()
+        self._wait_for_exit()
+        self._variables = variables
+        self._trainer = TrainerClient(self._template, self.output, self._options, variables)
         return self._trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:

@@ -65,16 +65,16 @@ class TrainerOutput:
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
-    def add_lines(self, lines: list[str], is_error: bool) -> None:
+    def add_lines(self, lines: list[str], stream: str) -> None:
         """Show lines with their label, and keep them for `take_printed`."""
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-        if is_error:
+        if stream == "stderr":
             self.last_errors.extend(line for line in shown if line.strip())
             # Torch puts [rank0]: in front.
             self._has_traceback |= any(_TRACEBACK in line for line in shown)
         if self.listener is not None:
             for line in shown:
-                self.listener.take_line(line, _get_stream_name(is_error))
+                self.listener.take_line(line, stream)
         for line in shown if self.label else ():
             self._lines.append(line[-_MAX_CHARACTERS:])
             self._character_count += len(self._lines[-1])
@@ -83,15 +83,15 @@ class TrainerOutput:
                 self._dropped_lines += 1
         label = f"{self.label} | " if self.label else ""
         with suppress(OSError, ValueError):  # The search continues if its output cannot be written.
-            stream: TextIO | None = sys.stderr if is_error else sys.stdout
-            if stream is not None:
-                stream.write("".join(f"{label}{line}\n" for line in shown))
-                stream.flush()
+            file: TextIO | None = sys.stderr if stream == "stderr" else sys.stdout
+            if file is not None:
+                file.write("".join(f"{label}{line}\n" for line in shown))
+                file.flush()
 
-    def add_note(self, note: str, is_error: bool) -> None:
+    def add_note(self, note: str, stream: str) -> None:
         """Pass a note to the listener."""
         if self.listener is not None:
-            self.listener.take_note(note, _get_stream_name(is_error))
+            self.listener.take_note(note, stream)
 
     def take_printed(self) -> str:
         """Return the lines since the previous call, labelled with the rank."""
@@ -108,12 +108,12 @@ class OutputPipe:
 
     Args:
         output: Takes the lines.
-        is_error: Whether the pipe is for standard error.
+        stream: "stdout" or "stderr".
     """
 
-    def __init__(self, output: TrainerOutput, is_error: bool) -> None:
+    def __init__(self, output: TrainerOutput, stream: str) -> None:
         self._output = output
-        self._is_error = is_error
+        self._stream = stream
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._partial_line = b""
@@ -134,7 +134,7 @@ class OutputPipe:
             text, *notes_and_texts = NOTE_PATTERN.split(self._partial_line + data)
             self._take_lines(text)
             for note, text in zip(notes_and_texts[::2], notes_and_texts[1::2], strict=True):
-                self._output.add_note(note.decode(errors="replace"), self._is_error)
+                self._output.add_note(note.decode(errors="replace"), self._stream)
                 self._take_lines(self._partial_line + text)
 
     def _take_lines(self, text: bytes) -> None:
@@ -145,17 +145,18 @@ class OutputPipe:
         if len(self._partial_line) > _MAX_CHARACTERS:
             lines = [*lines, self._partial_line]
             self._partial_line = b""
-        if lines:
-            self._output.add_lines(
-                [line.decode(errors="replace") for line in lines], self._is_error
-            )
+        self._add_lines(lines)
 
     def end_line(self) -> None:
         """Pass on an incomplete line as if it were complete, because no more output is expected."""
-        if self._partial_line:
-            line = self._partial_line
-            self._partial_line = b""
-            self._output.add_lines([line.decode(errors="replace")], self._is_error)
+        line = self._partial_line
+        self._partial_line = b""
+        self._add_lines([line] if line else [])
+
+    def _add_lines(self, lines: list[bytes]) -> None:
+        if lines:
+            texts = [line.decode(errors="replace") for line in lines]
+            self._output.add_lines(texts, self._stream)
 
     def close_write_end(self) -> None:
         """Close this process's copy of the writing end."""
@@ -166,7 +167,3 @@ class OutputPipe:
         self.read()
         self.end_line()
         os.close(self._read_end)
-
-
-def _get_stream_name(is_error: bool) -> str:
-    return "stderr" if is_error else "stdout"

@@ -50,8 +50,7 @@ class ConstraintClient:
     def close(self) -> None:
         """End the trainer."""
         if self._trainer is not None:
-            self._trainer.kill()
-            self._trainer.close()
+            self._trainer.discard()
             self._trainer = None
 
 
@@ -76,5 +75,4 @@ def run_test_in_trainer(
         if isinstance(found, TrainerEnd):
             yield {"kind": "failure", "text": found.text}
     finally:
-        trainer.kill()
-        trainer.close()
+        trainer.discard()
