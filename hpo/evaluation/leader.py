@@ -317,7 +317,7 @@ class Leader:
             self._checkpointer.discard_checkpoint(assignment)
 
     def _may_be_inherited(self, attempt: Attempt) -> bool:
-        """Return whether a completed evaluation is good, and has a checkpoint, as of a parent."""
+        """Return whether an evaluation has a final checkpoint, and is good enough for a parent."""
         number = attempt.assignment.number
         if not self._checkpointer.islands:
             return False

@@ -207,7 +207,8 @@ class Supervision:
             if self._watched.cause is None:
                 self._watched.cancel_on_all(f"a peer failed: {end.failure}")
             # The trainer is killed soon, so that peers that wait for it fail.
-            self._wait_for_idle(self._watched.cancelled_at + _SECONDS_TO_CLEAN_UP)
+            began = clock.now() if self._cancellation is None else self._cancellation.began_at
+            self._wait_for_idle(began + _SECONDS_TO_CLEAN_UP)
             self._group.slot.discard_trainer()
         return end
 
@@ -241,7 +242,7 @@ class Supervision:
         """Continue to poll while this rank waits for its peers, and return whether all have ended.
 
         Args:
-            since: Time at which the objective has ended on this rank.
+            since: Time at which this rank began to wait.
         """
         self._poll()
         if gathering.is_done():
@@ -260,12 +261,13 @@ class Supervision:
         now = clock.now()
         patience = self._group.patience
         if self._watched.cause is not None:
-            seconds = now - self._watched.cancelled_at
+            # The leader may have been busy since the cancellation, for example with a slow storage.
+            seconds = now - max(self._watched.cancelled_at, since)
             if seconds > patience + _SECONDS_TO_END_TRAINER:
                 peers = self._watched.peers
                 raise RunError(
                     f"{peers.own_name} gets no answer from {peers.names}: their evaluation was "
-                    f"cancelled {seconds:.0f} s ago, and one of them has ended"
+                    f"cancelled over {seconds:.0f} s ago, and one of them has ended"
                 )
         elif now > self._overdue_at:
             self._watched.cancel_on_all(
@@ -507,15 +509,16 @@ class Cancellation:
     repeated, since the trainer may not have begun the evaluation.
 
     Attributes:
+        began_at: Time of the cancellation, on the clock of `hpo.process.clock`.
         kill_at: Time at which the trainer is killed, on the clock of `hpo.process.clock`.
         frames: Stack of the objective when it was cancelled; empty if it is not known.
     """
 
     def __init__(self, trainer: TrainerClient, seconds_to_react: float) -> None:
         self._trainer = trainer
-        self._began_at = clock.now()
-        self._interrupt_at = self._began_at
-        self.kill_at = self._began_at + seconds_to_react
+        self.began_at = clock.now()
+        self._interrupt_at = self.began_at
+        self.kill_at = self.began_at + seconds_to_react
         self.frames: Sequence[FrameSummary] = ()
 
     def advance(self) -> None:
@@ -532,7 +535,7 @@ class Cancellation:
     def acknowledge(self, frames: Sequence[FrameSummary]) -> None:
         """Record that the objective has been interrupted at `frames`, and let it clean up."""
         self.frames = frames
-        self.kill_at = self._began_at + _SECONDS_TO_CLEAN_UP
+        self.kill_at = self.began_at + _SECONDS_TO_CLEAN_UP
         self._interrupt_at = math.inf
 
 

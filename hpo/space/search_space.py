@@ -352,8 +352,7 @@ def list_individuals(
 
     Returns:
         The hyperparameters of all individuals. None if there are infinitely many or too many, or if
-            the list takes too
-        long.
+        the list takes too long.
     """
     if any(parameter.size == math.inf for parameter in space.parameters.values()):
         return None

@@ -146,7 +146,7 @@ class CheckpointStore:
     def describe_shortage(self, most: int) -> str:
         """Return a warning if the disk may lack space for `most` more checkpoints.
 
-        An empty string otherwise.
+        It is an empty string otherwise.
         """
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
         needed = most * max(sizes) if sizes else _LOW_SPACE_BYTES

@@ -55,7 +55,7 @@ def find_parent(
 ) -> Evaluation | None:
     """Return the first evaluation in `best` with the same immutable parameters as `params`.
 
-    None if there is none.
+    It is None if there is none.
     """
     names = space.immutable_names
     return next(
@@ -94,7 +94,7 @@ def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
 
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
-    """Return the trials whose checkpoints are needed: parents, possible or of waiting trials."""
+    """Return the trials with needed checkpoints: possible parents, and those of waiting trials."""
     best = [
         parent.trial
         for island in range(islands)
@@ -140,7 +140,7 @@ class InheritancePolicy:
     def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
         """Return the trial from whose checkpoint a new individual of an island starts.
 
-        None if there is none.
+        It is None if there is none.
         """
         best = select_parents(self.record.read_evaluations(), island, self.islands)
         available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]

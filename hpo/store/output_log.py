@@ -83,7 +83,7 @@ class LogTail:
 def read_log_tail(path: Path) -> LogTail | None:
     """Return the last lines of a file, even if the final one is incomplete.
 
-    None if the file is missing or empty.
+    It is None if the file is missing or empty.
     """
     if not path.exists():
         return None

@@ -99,7 +99,7 @@ class HalvingSchedule:
     def count_needed(self, position: int) -> int | None:
         """Return how many individuals must reach a rung before `position` (from 0) continues.
 
-        None if it never does.
+        It is None if it never does.
         """
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
@@ -301,7 +301,8 @@ class SuccessiveHalving:
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
         """Return a rung.
 
-        None if no individual has reached it, or if it is not effective and none was paused there.
+        It is None if no individual has reached it, or if it is not effective and none was paused
+        there.
         """
         reached = self._members.get((bracket, epochs))
         if reached is None:

@@ -59,7 +59,7 @@ class Ranking(Protocol):
     ) -> tuple[int, int] | None:
         """Return how many individuals rank before the best candidate, and its first trial.
 
-        None without candidates.
+        It is None without candidates.
         """
 
     def find_behind(self, count: int) -> list[int]:

@@ -367,7 +367,7 @@ class Record:
     def count_initial_failures(self) -> int:
         """Return the number of evaluations that failed since this record was opened.
 
-        0 if any evaluation succeeded.
+        It is 0 if any evaluation succeeded.
         """
         evaluations = self.read_evaluations()
         if any(

@@ -125,7 +125,7 @@ class RunDir:
     def check_lock(self) -> bool | None:
         """Return whether a process holds the lock, as this host sees it.
 
-        None if this host cannot find out.
+        It is None if this host cannot find out.
         """
         try:
             with self.lock.open() as file:
@@ -138,7 +138,7 @@ class RunDir:
     def holder(self) -> str:
         """Description of the process of the current run, or of a run that crashed.
 
-        Empty if there is neither.
+        It is empty if there is neither.
         """
         with suppress(OSError, ValueError):
             return make_printable(self.lock.read_text().strip()[:200])
@@ -183,7 +183,7 @@ class RunDir:
                     self._remove_lock()
 
     def mark_ended(self) -> None:
-        """Record that the run ends without a crash, of which no evaluation is suspected then."""
+        """Record that the run ends without a crash, so that no evaluation is suspected of it."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
@@ -264,7 +264,7 @@ def make_run_dir(name: str) -> RunDir:
 def find_existing(path: Path) -> Path:
     """Return the absolute path, or the nearest path above it that exists.
 
-    Links to nothing exist, too.
+    A link to nothing counts as existing.
     """
     absolute = path.absolute()
     return next(one for one in [absolute, *absolute.parents] if one.exists() or one.is_symlink())
@@ -305,8 +305,7 @@ def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
 
     Returns:
         True if the file is locked now, False if another process holds the lock, and None if the
-            file system has no
-        locks.
+        file system has no locks.
     """
     try:
         fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

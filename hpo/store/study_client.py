@@ -127,7 +127,7 @@ class StudyClient:
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
         """Start the next evaluation of this worker, see `hpo.store.study_writer.Claims.claim`.
 
-        Wait if it must wait.
+        It waits if the claim has to wait.
         """
         return self._claim(partial(self.writer.claim, params, **attributes))
 

@@ -85,7 +85,7 @@ class Claims:
 
         Returns:
             The assignment (the trial to run); None if the run is stopping, or if the budget allows
-                no new individual.
+            no new individual.
 
         Raises:
             DuplicateError: If the study already has a trial with these hyperparameters.
@@ -319,7 +319,7 @@ class StudyWriter:
     def list_weight_files(self, trial: int) -> list[str]:
         """Return the files to which the weights of a complete evaluation should be written.
 
-        Empty to discard them.
+        An empty list discards them.
         """
         self._collect_changes()
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
@@ -357,7 +357,7 @@ class StudyWriter:
     def read_checkpoint_step(self, trial: int) -> int:
         """Return the number of losses at the latest checkpoint of an evaluation.
 
-        0 without a checkpoint.
+        It is 0 without a checkpoint.
         """
         return self.record.read_evaluations()[trial].checkpoint_step
 

@@ -68,7 +68,7 @@ def is_interrupted(trial: FrozenTrial) -> bool:
 def find_retried_trial(trial: FrozenTrial) -> int | None:
     """Return the number of the trial that this one retries or continues.
 
-    None for the first trial of an individual.
+    It is None for the first trial of an individual.
     """
     return _find_earlier_trial(trial, "retry_of")
 

@@ -49,7 +49,7 @@ class BestWeights:
     def list_wanted_files(self, trial: int) -> list[Path]:
         """Return the files to which the weights of a complete trial should be written.
 
-        Empty to discard them.
+        An empty list discards them.
         """
         # Of evaluations with equal losses, only those that are better in another objective are on
         # the front.
@@ -133,7 +133,7 @@ class ConfirmedWeights:
     def list_wanted_files(self, trial: int) -> list[Path]:
         """Return the files to which the weights of a complete trial should be written.
 
-        Empty to discard them.
+        An empty list discards them.
         """
         path = self._find_path(trial)
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
@@ -265,7 +265,7 @@ def _parse_weights(file: Any) -> Weights:
 def read_weights_trial(path: Path) -> int | None:
     """Return the trial of stored weights without loading them.
 
-    None if the file is missing or cannot be read.
+    It is None if the file is missing or cannot be read.
     """
     try:
         with safe_open(path, "np") as file:

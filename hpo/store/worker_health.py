@@ -335,7 +335,7 @@ class HealthGate:
     def _find_test(self, worker: int) -> Evaluation | None:
         """Return the latest complete evaluation of another worker, without a parent.
 
-        None if there is none.
+        It is None if there is none.
         """
         complete = [
             evaluation

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def decay_weights(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return groups of parameters for an optimizer that does not decay biases and norms.
+    """Return two groups of parameters, for an optimizer that does not decay biases and norms.
 
     Example:
         ::
@@ -18,11 +18,10 @@ def decay_weights(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     """
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    groups = [
+    return [
         {"params": weights, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]
 
 
 def compute_lr_factor(step: int, steps: int, warmup: int) -> float:

@@ -78,7 +78,7 @@ def _sum_per_sample(values: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Return whether the last `patience` losses have no new lowest; False if 0.
+    """Return whether none of the last `patience` losses is a new lowest; False if 0.
 
     Args:
         losses: The validation loss of each epoch so far.

@@ -78,6 +78,6 @@ def test_wrong_weights_fail_a_trial_and_a_failed_test_warns(mpi: Mpi, tmp_path: 
         cwd=tmp_path,
     )
     assert badly.returncode == 0
-    reason = "weighing.py:32: ValueError: no test data today"
+    reason = "weighing.py:35: ValueError: no test data today"
     assert badly.stderr == f"warning: the best network could not be tested ({reason})\n"
     assert "The report is badly/report.html" in badly.stdout
