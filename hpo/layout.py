@@ -1,4 +1,4 @@
-"""The layout of a job: how ranks form workers, on which hosts, and workers form islands."""
+"""The layout of a job: how ranks form workers on hosts, and workers form islands."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class ParentPool:
     """The possible parents on an island, and the context of each evaluation with a parent.
 
     A founder is an evaluation without a parent. All others are heirs. The loss of an heir depends
-    mostly on its parent. Therefore,
-    propagators learn the change of the loss, given a context: the parent's loss and the age
-    (Parker-Holder et al., Provably efficient online hyperparameter optimization with
-    population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
+    mostly on its parent. Therefore, propagators learn the change of the loss, given a context: the
+    parent's loss and the age (Parker-Holder et al., Provably efficient online hyperparameter
+    optimization with population-based bandits, 2020). The age of an evaluation is the number of its
+    ancestors.
 
     Attributes:
         uses_pbt: Whether new evaluations can have parents.

@@ -65,9 +65,9 @@ class Surrogate:
       losses. It prefers the largest expected improvement. It is better if losses are smooth
       functions of numbers.
 
-    Each suggestion uses one of the two, drawn at random.
-    This is nearly as good as the better model in both cases (benchmarks/search-quality.md). With
-    several objectives, each objective has its own two models.
+    Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model
+    in both cases (benchmarks/search-quality.md). With several objectives, each objective has its
+    own two models.
 
     Both models learn only from evaluations that succeeded. The merit of a candidate is lower if its
     evaluation probably fails, or if the user's priors do not expect it to be good. While time is

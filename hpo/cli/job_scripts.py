@@ -20,6 +20,7 @@ from hpo.layout import Layout
 
 _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
+_NOT_FOUND = "not found"
 _FIRST_JOB = (
     "# The first job starts the run, and later jobs resume it. Options of the search, such as "
     "--evaluations, come here."
@@ -160,12 +161,15 @@ def find_mpi() -> str:
 
         return describe_mpi()
     except (ImportError, RuntimeError) as error:  # The MPI library is missing.
-        return f"not found ({str(error).splitlines()[0]})"
+        reason, *_ = str(error).split("\n")
+        return f"{_NOT_FOUND} ({reason})"
 
 
 def find_mpi_plugin() -> str:
     """Return the plugin of srun for the MPI of this environment; "" if it is not known."""
     mpi = find_mpi()
+    if mpi.startswith(_NOT_FOUND):
+        return ""
     plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
     return next((plugin for name, plugin in plugins.items() if name in mpi), "")
 

@@ -1,4 +1,4 @@
-"""Find the search file of a command line: a path, a name, or made for the program after ``--``."""
+"""Find the search file of a command line, or make one for the program after ``--``."""
 
 from __future__ import annotations
 

@@ -162,7 +162,10 @@ class FirstRank:
         )
 
     def conclude(self) -> int:
-        """Print the summary, test the winner and write the report, and return the exit status."""
+        """Print the summary, test the winner, write the report, and wait for trackers.
+
+        Returns the exit status.
+        """
         self._tracking.finish()
         status = self.report_outcome()
         is_stopped = self._is_stopping()

@@ -105,7 +105,10 @@ def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to `limit`, if that halves it at least."""
+    """Return a scale that ends at the highest loss up to `limit`.
+
+    It is `scale` itself if the shorter one is not at most half as long.
+    """
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
     return LossScale(scale.lowest, inside[-1]) if worth_it else scale

@@ -66,7 +66,7 @@ def format_individuals(
         left: Columns to the left of the hyperparameters.
         right: Columns to the right of the hyperparameters.
         more: Command that shows the omitted hyperparameters.
-        find_important: Function that returns the hyperparameters to prefer, the first first. It
+        find_important: Function that returns the hyperparameters in order of preference. It
             takes seconds, and is called only if not all hyperparameters can be shown.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])

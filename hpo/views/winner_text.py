@@ -55,7 +55,7 @@ def _describe_alternatives(count: int, objectives: Objectives) -> str:
 
 
 def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:
-    """Return lines about the test of the winner's network: its metrics, and which it was.
+    """Return lines about the test of the winner's network: its metrics, and which network.
 
     Args:
         winner: The individual that the run recommends.

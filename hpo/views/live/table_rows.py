@@ -81,8 +81,8 @@ class RowOrder:
         Evaluations without a value in this column come last.
         """
         words = self.filter_words.lower().split()
-        by_heading = {column.heading: column for column in columns}
-        sort_column = by_heading.get(self.heading, columns[0])
+        same = [column for column in columns if column.heading == self.heading]
+        sort_column = (same or columns)[0]
         ranked, last = [], []
         for evaluation in evaluations:
             if all(_matches_word(evaluation, word) for word in words):
