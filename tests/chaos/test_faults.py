@@ -430,7 +430,7 @@ def test_supervise_restarts_job_that_crashes(mpi: Mpi, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def has_progress(restarts: int) -> bool:
-        """Return whether the job has finished three evaluations after so many restarts."""
+        """Return whether the job has finished three evaluations after these restarts."""
         jobs = log.read_text().split("restarting it")
         return len(jobs) > restarts and len(parse_lines(jobs[restarts])) >= 3
 

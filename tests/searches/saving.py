@@ -1,4 +1,4 @@
-"""A search whose evaluations save checkpoints as `saves` says, and record their epochs.
+"""A search whose evaluations save checkpoints in the way of `saves`, and record their epochs.
 
 Each loss depends on the whole state: weights, momentum, learning rate schedule, and two random
 generators.
