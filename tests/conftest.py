@@ -43,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
-    os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    os.environ.update(threads, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     get_environment()
     get_template_environment()
     # Examples have no time limit, since the machine may be busy. They are the same in each test

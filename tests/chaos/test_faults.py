@@ -173,7 +173,7 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
     os.kill(victim.find_ranks()[0], signal.SIGSTOP)
     status, errors = victim.wait(60)
     assert status != 0
-    # On busy cores, a rank may be stopped before it has told the others its worker.
+    # On busy cores, a rank may be stopped before the others know its worker.
     rank = r"rank 0 of (worker \d|the job) on \S+"
     assert re.search(
         rf"error: nothing has come from {rank} for 2\d s \(--collective-timeout\)", errors

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
 
 from tests.support.launch import ROOT
-
-if TYPE_CHECKING:
-    pass
 
 
 def blocks(page: str, language: str) -> list[str]:

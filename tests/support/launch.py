@@ -99,8 +99,9 @@ class Mpi:
     ) -> subprocess.CompletedProcess[str]:
         """Run a Python program on ranks to its end: hpo in a job server, others by `launch`.
 
-        What a process reads when it starts does not reach a job server, such as PYTHONWARNINGS. Use
-        `launch` for tests of it, and `forks_templates=False` if it is for trainers.
+        Variables that a process reads when it starts, such as PYTHONWARNINGS, do not reach a job
+        server. Use `launch` for tests of them, and `forks_templates=False` if they are for
+        trainers.
 
         If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
         """
