@@ -29,7 +29,7 @@ from tests.support.launch import SEARCHES, Mpi, write_changed_program
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
-# The documentation promises 2 s. In the suite, several jobs share two cores.
+# On a usual machine. The documentation promises 2 s. In the suite, several jobs share two cores.
 SECONDS_TO_RECOVER = 6.0
 SECONDS_TO_END = 5.0
 LINE = r"dying\.py:\d+"
@@ -125,7 +125,7 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
         assert len(trial.intermediate_values) == after[turn % 2], way
     times = measure_recovery_times(tmp_path)
     assert times.keys() == set(ways)
-    assert max(times.values()) < SECONDS_TO_RECOVER, times
+    assert max(times.values()) < scale(SECONDS_TO_RECOVER), times
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -164,9 +164,8 @@ def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) 
                 )
     timeout = 3 if size > 1 else 2 + 3
     times = measure_recovery_times(tmp_path)
-    late = {
-        way: times[way] for way in times if times[way] > timeout + HANGS[way] + SECONDS_TO_RECOVER
-    }
+    recovery = scale(SECONDS_TO_RECOVER)
+    late = {way: times[way] for way in times if times[way] > timeout + HANGS[way] + recovery}
     assert late == {}
 
 
