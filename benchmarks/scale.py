@@ -80,7 +80,7 @@ class Leader:
         from hpo.breeding.islands import RecordedHistory
         from hpo.store.study_client import StudyClient
 
-        self._recorder = StudyClient(calls)
+        self._recorder = StudyClient(calls.call, calls.notify)
         self._past = RecordedHistory(SPACE, self._recorder)
         self._rng = random.Random(number)
         self._number = number
@@ -118,9 +118,9 @@ class Leader:
         began = time.perf_counter()
         for step in range(1, LOSSES + 1):
             time.sleep(self._seconds / LOSSES)
-            self._recorder.writer.record.report(assignment, step, 1 / step)
+            self._recorder.notify.report(assignment, step, 1 / step)
         seconds = time.perf_counter() - began
-        self._recorder.writer.record.complete(
+        self._recorder.notify.complete(
             assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5}
         )
         self.busy += seconds
@@ -179,15 +179,10 @@ def _make_writer(folder: Path, budget: int) -> Any:
     Record.create(path, "scale", SPACE.describe())
     storage = open_storage(path)
     mirror = CachedStorage(storage, storage.get_study_id_from_name("scale"))
-    record = Record(mirror, "scale")
-    claims = Claims(record, SPACE.make_distributions(), budget)
-    return StudyWriter(
-        record,
-        claims,
-        OutputLog(lambda trial: folder / f"{trial}.txt"),
-        CheckpointStore(folder),
-        mirror,
-    )
+    log = OutputLog(lambda trial: folder / f"{trial}.txt")
+    writer = StudyWriter(mirror, "scale", log, CheckpointStore(folder))
+    writer.claims = Claims(writer, SPACE.make_distributions(), budget)
+    return writer
 
 
 def _read_memory() -> float:

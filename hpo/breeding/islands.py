@@ -100,7 +100,7 @@ class IslandWorker:
                 self._tell(individual, evaluated)
         self._leaders.drop_messages()
         self._exchange.close()
-        self._client.writer.commit()
+        self._client.call.commit()
         self._leaders.barrier()
 
     def _claim(self, individual: Individual) -> Assignment | None:
@@ -121,7 +121,7 @@ class IslandWorker:
             "immigrants": self._exchange.count_immigrants(),
         }
         if self._history.is_known(individual.params):  # Nothing new is left.
-            return self._client.claim_waiting(**attributes)
+            return self._client.claim(None, **attributes)
         assignment = self._client.claim(individual.params, **attributes)
         self._import_surrogate()
         return assignment

@@ -30,8 +30,8 @@ from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.output_log import OutputLog
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.study_client import DirectConnection, StudyClient
-from hpo.store.study_writer import Claims, StudyWriter
+from hpo.store.study_client import StudyClient
+from hpo.store.study_writer import StudyWriter
 from hpo.store.weights import BestWeights, read_weights_info
 
 MAX_LOSSES = 3
@@ -226,13 +226,17 @@ class CheckEvaluator:
 
     def _make_leader(self, record: Record, keeps_weights: bool) -> _ShortLeader:
         problem = self.ready.problem
-        # A check claims nothing.
-        claims = Claims(record, problem.space.make_distributions(), budget=0)
         checkpoints = CheckpointStore(self._run_dir.checkpoints)
-        log = OutputLog(self._run_dir.get_log_path)
-        weights = BestWeights(self._run_dir, record.objectives)
-        writer = StudyWriter(record, claims, log, checkpoints, weights=weights)
-        recorder = StudyClient(DirectConnection(writer), record.objectives)
+        # A check claims nothing, so the writer needs no `claims`.
+        writer = StudyWriter(
+            self._run_dir.journal,
+            "check",
+            OutputLog(self._run_dir.get_log_path),
+            checkpoints,
+            weights=BestWeights(self._run_dir, record.objectives),
+        )
+        send = writer.answer_durably
+        recorder = StudyClient(send, send, record.objectives)
         keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
         return _ShortLeader(recorder, self.limits, keeper, _FirstLossCheckpointer(checkpoints))
 

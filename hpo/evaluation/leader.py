@@ -73,8 +73,7 @@ class Leader:
         weights_saver: WeightsSaver | None = None,
     ) -> None:
         self.limits = limits
-        self._writer = study.writer
-        self._objectives = study.objectives
+        self._study = study
         self._stop = stop
         self._weights_saver = weights_saver
         self._checkpointer = checkpointer
@@ -98,7 +97,7 @@ class Leader:
         """Return the losses of the individual's previous trial, and the seconds until the last."""
         if assignment.number == assignment.root:
             return [], 0.0
-        return self._writer.read_previous_losses(assignment.number)
+        return self._study.call.read_previous_losses(assignment.number)
 
     def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
         """Let an evaluation start without its own unusable checkpoint, or without its parent's."""
@@ -108,7 +107,7 @@ class Leader:
             self._record_lost_parent(assignment, reason)
 
     def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
-        self._writer.record.clear_inheritance(assignment)
+        self._study.notify.clear_inheritance(assignment)
         if reason:
             self._checkpointer.warn_once(
                 "inherited",
@@ -138,7 +137,7 @@ class Leader:
         self._record_resumption(attempt)
         # The loss is recorded before the pruner sees it, so that no crash loses a loss that has
         # decided anything.
-        self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
+        self._study.notify.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
         verdict = self._apply_limits(attempt, report, seconds)
         keep = self._wants_weights(attempt, report, verdict)
         save = self._wants_checkpoint(attempt, report, verdict)
@@ -148,7 +147,7 @@ class Leader:
     def _apply_limits(self, attempt: Attempt, report: Report, seconds: float) -> Verdict:
         limits = self.limits
         verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
-        if missing := self._objectives.find_missing(verdict.metrics):
+        if missing := self._study.objectives.find_missing(verdict.metrics):
             reason = _describe_missing_metric(missing, verdict.metrics)
             return replace(verdict, state=State.FAILED, failure=reason)
         if report.loss <= limits.target_loss:
@@ -165,7 +164,7 @@ class Leader:
     def _apply_pruner(self, attempt: Attempt, report: Report, verdict: Verdict) -> Verdict:
         """Apply the pruner to a loss. Without a checkpoint, prune instead of a pause."""
         lowest = report if report.loss < attempt.loss else attempt
-        judgement = self._writer.decide_pruning(
+        judgement = self._study.call.decide_pruning(
             attempt.assignment, len(attempt.losses) + 1, lowest.loss, dict(lowest.metrics)
         )
         state = State(judgement.state)
@@ -194,14 +193,14 @@ class Leader:
     def _record_resumption(self, attempt: Attempt) -> None:
         """Record the losses before the interruption, if the evaluation has resumed."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
-            self._writer.record.record_resume(
+            self._study.notify.record_resume(
                 attempt.assignment, attempt.losses, attempt.restored_seconds
             )
 
     def log_output(self, attempt: Attempt, printed: str) -> None:
         """Append lines that the ranks have printed to the log of the evaluation."""
         if printed:
-            self._writer.log_output(attempt.assignment.number, printed)
+            self._study.notify.log_output(attempt.assignment.number, printed)
 
     # Copies of weights and checkpoints
 
@@ -241,7 +240,7 @@ class Leader:
     def commit_checkpoint(self, attempt: Attempt) -> None:
         """Write the latest checkpoint to its file, unless it is there already, and record it."""
         if attempt.copied_step and (losses := self._checkpointer.write_checkpoint(attempt)):
-            self._writer.record.record_checkpoint(attempt.assignment, losses)
+            self._study.notify.record_checkpoint(attempt.assignment, losses)
 
     def warn_about_copies(
         self, attempt: Attempt, weights_error: str, checkpoint_error: str
@@ -262,7 +261,7 @@ class Leader:
 
     def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
         """Print a warning, unless the run has printed the same text, or the same kind, before."""
-        if self._writer.is_first_warning(kind or text):
+        if self._study.call.is_first_warning(kind or text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     # The end
@@ -286,7 +285,7 @@ class Leader:
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
         """Stop a run without any loss. `remedy` is the option that the user must change."""
-        if not self._writer.has_losses():
+        if not self._study.call.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
@@ -294,11 +293,11 @@ class Leader:
         assignment = attempt.assignment
         verdict = attempt.verdict
         if attempt.is_test and verdict.state != State.STOPPED:
-            self._writer.end_test(assignment, verdict.failure)
+            self._study.notify.end_test(assignment, verdict.failure)
             return
         if verdict.state == State.STOPPED:
             self.commit_checkpoint(attempt)
-            self._writer.record.interrupt(assignment)
+            self._study.notify.interrupt(assignment)
             return
         self._record_resumption(attempt)
         has_inherited = attempt.has_read_parent or attempt.restored_count > 0
@@ -310,10 +309,10 @@ class Leader:
             self.commit_checkpoint(attempt)
         self._record_end(attempt, seconds)
         if is_parent:
-            self._writer.drop_superseded(assignment.number)
+            self._study.notify.drop_superseded(assignment.number)
         elif not verdict.save and self._checkpointer.has_file(assignment):
             # Otherwise a crash at this point would lose both the result and the checkpoint.
-            self._writer.commit()
+            self._study.call.commit()
             self._checkpointer.discard_checkpoint(assignment)
 
     def _may_be_inherited(self, attempt: Attempt) -> bool:
@@ -322,7 +321,7 @@ class Leader:
         if not self._checkpointer.islands:
             return False
         # The checkpoint of the last loss may be a copy, or be in the file already.
-        steps = (attempt.copied_step, self._writer.read_checkpoint_step(number))
+        steps = (attempt.copied_step, self._study.call.read_checkpoint_step(number))
         if len(attempt.losses) not in steps:
             self._checkpointer.warn_once(
                 "parent",
@@ -330,27 +329,27 @@ class Leader:
                 "before its last loss",
             )
             return False
-        return self._writer.is_parent_candidate(number, attempt.loss)
+        return self._study.call.is_parent_candidate(number, attempt.loss)
 
     def _record_end(self, attempt: Attempt, seconds: float) -> None:
         assignment = attempt.assignment
         verdict = attempt.verdict
-        record = self._writer.record
+        study = self._study
         if verdict.state == State.COMPLETE:
             is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
             cut = {"cut_after": len(attempt.losses)} if is_cut else {}
-            record.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
+            study.notify.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
             if self._weights_saver and attempt.has_weights and attempt.drafts is not None:
                 self._weights_saver.save_weights(assignment, attempt.drafts)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(make_target_stop(self.limits.target_loss))
         elif verdict.state in (State.PRUNED, State.PAUSED):
             paused = {"paused_after": len(attempt.losses)} if verdict.state == State.PAUSED else {}
-            record.prune(assignment, attempt.loss, seconds, dict(attempt.metrics), **paused)
+            study.notify.prune(assignment, attempt.loss, seconds, dict(attempt.metrics), **paused)
         else:
-            record.fail(assignment, verdict.failure, verdict.traceback, seconds)
+            study.notify.fail(assignment, verdict.failure, verdict.traceback, seconds)
             maximum = self.limits.max_failures
-            if maximum is not None and record.count_initial_failures() >= maximum:
+            if maximum is not None and study.call.count_initial_failures() >= maximum:
                 reason = f"{maximum} evaluations failed and none succeeded (--max-failures)"
                 self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED))
 

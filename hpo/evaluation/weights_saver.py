@@ -29,8 +29,7 @@ class WeightsSaver:
     """
 
     def __init__(self, study: StudyClient, settings: Mapping[str, Any]) -> None:
-        self._writer = study.writer
-        self._objectives = study.objectives
+        self._study = study
         self._settings = settings
         self._archive = FrontArchive(study.objectives)
         study.listeners.append(self._add_to_archive)
@@ -41,8 +40,8 @@ class WeightsSaver:
         A confirmation must be better than the other confirmations of the same individual.
         """
         if assignment.confirms is not None:
-            return self._writer.should_keep_weights(assignment.number, loss)
-        values = (loss, *self._objectives.select_metric_values(metrics))
+            return self._study.call.should_keep_weights(assignment.number, loss)
+        values = (loss, *self._study.objectives.select_metric_values(metrics))
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
@@ -51,11 +50,11 @@ class WeightsSaver:
         Args:
             drafts: Holds the weights of its lowest loss.
         """
-        paths = self._writer.list_weight_files(assignment.number)
+        paths = self._study.call.list_weight_files(assignment.number)
         for path in map(Path, paths):
             self._write_weights(path, assignment, drafts)
         if paths:
-            self._writer.move_weights(assignment.number)
+            self._study.notify.move_weights(assignment.number)
 
     def _write_weights(self, path: Path, assignment: Assignment, drafts: DraftStore) -> None:
         draft = make_weights_draft_path(path, assignment.number)

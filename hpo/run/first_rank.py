@@ -95,24 +95,22 @@ class FirstRank:
         run = self.session.manifest
         run_dir = self.session.run_dir
         space = self._problem.space
-        record, mirror = self.session.open_own_record(run.study)
         checkpoints = CheckpointStore(run_dir.checkpoints)
-        inheritance = None
-        if run.pbt:
-            inheritance = InheritancePolicy(record, space, run.layout.islands, checkpoints)
-        halving = HALVING_SCHEDULES.get(run.pruner)
-        distributions = space.make_distributions()
-        return StudyWriter(
-            record,
-            Claims(record, distributions, run.budget, self._is_stopping, halving),
+        writer = StudyWriter(
+            self.session.open_cached_storage(run.study),
+            run.study,
             OutputLog(run_dir.get_log_path),
             checkpoints,
-            mirror,
-            pruner=make_pruner(run.pruner, run.budget, run.objectives),
-            inheritance=inheritance,
-            weights=BestWeights(run_dir, run.objectives),
-            health_gate=self._make_health_gate(record),
+            make_pruner(run.pruner, run.budget, run.objectives),
+            BestWeights(run_dir, run.objectives),
         )
+        halving = HALVING_SCHEDULES.get(run.pruner)
+        distributions = space.make_distributions()
+        writer.claims = Claims(writer, distributions, run.budget, self._is_stopping, halving)
+        if run.pbt:
+            writer.inheritance = InheritancePolicy(writer, space, run.layout.islands, checkpoints)
+        writer.health_gate = self._make_health_gate(writer)
+        return writer
 
     def begin_confirmations(self) -> int:
         """Enqueue the evaluations that confirm the best with other seeds.
@@ -140,19 +138,19 @@ class FirstRank:
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:
         """Return the writer of the study that confirms the best, with `total` evaluations."""
-        run = self.session.manifest
+        study = self.session.manifest.confirmation_study
         run_dir = self.session.run_dir
-        record, mirror = self.session.open_own_record(run.confirmation_study)
-        distributions = self._problem.space.make_distributions()
-        return StudyWriter(
-            record,
-            Claims(record, distributions, total, self._is_stopping),
+        writer = StudyWriter(
+            self.session.open_cached_storage(study),
+            study,
             OutputLog(partial(run_dir.get_log_path, confirms=True)),
             CheckpointStore(run_dir.checkpoints, CONFIRMATION_PREFIX),
-            mirror,
-            weights=ConfirmedWeights(run_dir, run.settings),
-            health_gate=self._make_health_gate(record),
+            weights=ConfirmedWeights(run_dir, self.session.manifest.settings),
         )
+        distributions = self._problem.space.make_distributions()
+        writer.claims = Claims(writer, distributions, total, self._is_stopping)
+        writer.health_gate = self._make_health_gate(writer)
+        return writer
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, what `writer` commits."""

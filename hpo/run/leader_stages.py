@@ -5,7 +5,6 @@ Collective: call each function on all leaders.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hpo.breeding.islands import IslandWorker
@@ -13,26 +12,27 @@ from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.rpc import RpcClient
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX
-from hpo.store.study_client import StudyClient, WriterConnection
+from hpo.store.study_client import StudyClient
 
 if TYPE_CHECKING:
     from hpo.run.run_search import SearchRank
 
 
-def search(rank: SearchRank, leaders: SleepingComm, connection: WriterConnection) -> None:
+def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     """Breed individuals, claim them in the study, and evaluate them until the search is over.
 
     Args:
         rank: This rank of the search.
         leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
-        connection: Connection to the writer of the study, which runs on the first rank.
+        client: Calls the writer of the study, which runs on the first rank.
     """
     options = rank.options
     manifest = rank.manifest
     script = rank.state.problem.file.script
-    study = _make_study_client(rank, connection)
+    study = _make_study_client(rank, client)
     limits = Limits(
         options.evaluation_timeout,
         options.max_failures or None,
@@ -52,9 +52,9 @@ def search(rank: SearchRank, leaders: SleepingComm, connection: WriterConnection
     evaluator.end()
 
 
-def confirm(rank: SearchRank, leaders: SleepingComm, connection: WriterConnection) -> None:
+def confirm(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     """Run all confirmations that the study has enqueued. The arguments are those of `search`."""
-    study = _make_study_client(rank, connection)
+    study = _make_study_client(rank, client)
     store = CheckpointStore(rank.run_dir.checkpoints, CONFIRMATION_PREFIX)
     checkpointer = Checkpointer(store, rank.options.checkpoint_every)
     limits = Limits(rank.options.evaluation_timeout)
@@ -62,19 +62,23 @@ def confirm(rank: SearchRank, leaders: SleepingComm, connection: WriterConnectio
     evaluator = rank.make_evaluator(leader, CONFIRMATION_PREFIX)
     worker = leaders.rank
     island = rank.manifest.layout.find_island(worker)
-    claim = partial(study.claim_waiting, island=island, worker=worker)
     leaders.barrier()  # The first rank must show progress before an evaluation ends.
-    while (assignment := claim()) is not None:
+    while (assignment := study.claim(None, island=island, worker=worker)) is not None:
         if evaluator.evaluate(assignment).is_stopped:
             break
     evaluator.end()
-    study.writer.commit()
+    study.call.commit()
     leaders.barrier()
 
 
-def _make_study_client(rank: SearchRank, connection: WriterConnection) -> StudyClient:
+def _make_study_client(rank: SearchRank, client: RpcClient) -> StudyClient:
     watch = rank.job.watch
-    return StudyClient(connection, rank.manifest.objectives, lambda: watch.active_stop is not None)
+    return StudyClient(
+        client.call,
+        client.notify,
+        rank.manifest.objectives,
+        lambda: watch.active_stop is not None,
+    )
 
 
 def _make_leader(

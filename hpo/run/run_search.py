@@ -129,11 +129,11 @@ class SearchRank:
             return
         self.group.fork_ahead()
         make_writer = first.make_search_writer if first else None
-        with self._connect_writer(make_writer, self.manifest.budget) as connection:
+        with self._connect_writer(make_writer, self.manifest.budget) as client:
             if self.leaders is not None:
                 from hpo.run import leader_stages
 
-                leader_stages.search(self, self.leaders, connection)
+                leader_stages.search(self, self.leaders, client)
             else:
                 self.make_evaluator().follow()
         self._share_stop_request()
@@ -149,11 +149,11 @@ class SearchRank:
         if not total:
             return
         make_writer = partial(first.make_confirmations_writer, total) if first else None
-        with self._connect_writer(make_writer, total) as connection:
+        with self._connect_writer(make_writer, total) as client:
             if self.leaders is not None:
                 from hpo.run import leader_stages
 
-                leader_stages.confirm(self, self.leaders, connection)
+                leader_stages.confirm(self, self.leaders, client)
             else:
                 self.make_evaluator(name_prefix=CONFIRMATION_PREFIX).follow()
         self._share_stop_request()
@@ -219,7 +219,7 @@ def connect_writer(
     else:
         writer = make_writer()
         on_error = partial(abort_for_error, job.watch)
-        with RpcServer(comm, writer, writer.commit_if_due, writer.batch_writes(), on_error):
+        with RpcServer(comm, writer.answer, writer.commit_if_due, writer.batch_writes(), on_error):
             yield client, writer
     comm.drop_messages()
 

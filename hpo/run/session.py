@@ -80,20 +80,10 @@ class Session:
         """Open the study that confirms the best. `create_confirmations` must have created it."""
         return Record(self.storage, self.manifest.confirmation_study, self.patience)
 
-    def open_own_record(self, study: str) -> tuple[Record, CachedStorage]:
-        """Open a study for its only writer.
-
-        Args:
-            study: The name of the study of the search, or of the study that confirms the best.
-
-        Returns:
-            The study, and the storage that caches it in this process.
-        """
+    def open_cached_storage(self, study: str) -> CachedStorage:
+        """Open the storage for the only writer of a study: of the search, or its confirmations."""
         storage = open_storage(self.storage, self.patience)
-        cached_storage = CachedStorage(
-            storage, storage.get_study_id_from_name(study), self.patience
-        )
-        return Record(cached_storage, study), cached_storage
+        return CachedStorage(storage, storage.get_study_id_from_name(study), self.patience)
 
     def find_roots_to_inherit(self, record: Record) -> set[int]:
         """Return the trials whose checkpoints must be kept, because evaluations can inherit them.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INTERRUPTED = "interrupted"
-LEAVE = "leave"  # Answer to a worker that leaves the run.
-WAIT = "wait"  # Answer to a worker that must wait before it claims the next trial.
 CONFIRMATION_PREFIX = "confirm-"  # Prefix of trial numbers in the confirmation study.
 
 # Fields that are sent to all leaders: only the fields that propagators need, to keep messages

@@ -7,13 +7,13 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hpo.errors import DuplicateError
 from hpo.process import clock
+from hpo.store.cached_storage import CachedStorage
 from hpo.store.crash_isolation import select_next_waiting
 from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
 from hpo.store.pruning import HalvingSchedule, SuccessiveHalving
@@ -21,9 +21,8 @@ from hpo.store.record import Record
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
 
-    from hpo.store.cached_storage import CachedStorage
-    from hpo.store.changes import Follower
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.inheritance import InheritancePolicy
     from hpo.store.output_log import OutputLog
@@ -44,9 +43,6 @@ class Claims:
         budget: Maximum number of individuals to train.
         is_stopping: Function that returns whether the run is stopping. If it is, no trial starts.
         halving: Schedule by which paused trials are promoted; None if the pruner never pauses.
-
-    Attributes:
-        budget: Maximum number of individuals to train.
     """
 
     def __init__(
@@ -57,9 +53,9 @@ class Claims:
         is_stopping: Callable[[], bool] = lambda: False,
         halving: HalvingSchedule | None = None,
     ) -> None:
-        self.record = record
+        self._record = record
         self._distributions = dict(distributions)
-        self.budget = budget
+        self._budget = budget
         self._is_stopping = is_stopping
         self._successive_halving = (
             SuccessiveHalving(halving, record.objectives) if halving else None
@@ -70,15 +66,16 @@ class Claims:
         self._unfinished: dict[int, Evaluation] = {}
 
     def claim(
-        self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any
+        self, params: Mapping[str, Any] | None, inherits: int | None = None, **attributes: Any
     ) -> Assignment | None:
         """Start the next trial of a worker, and return its assignment.
 
-        A waiting trial comes first. Next comes the promotion of a paused trial, whose individual is
-        then trained further. If there is neither, a new individual starts.
+        A waiting trial comes first; of these, trials whose individual has not crashed. Next comes
+        the promotion of a paused trial, whose individual is then trained further: the best at the
+        highest rung. If there is neither, a new individual starts.
 
         Args:
-            params: Hyperparameters of the new individual.
+            params: Hyperparameters of the new individual; None to start no new individual.
             inherits: Trial from whose checkpoint the new individual starts; None to start without a
                 checkpoint.
             attributes: Attributes to record for the trial that starts, such as its worker.
@@ -90,29 +87,6 @@ class Claims:
         Raises:
             DuplicateError: If the study already has a trial with these hyperparameters.
         """
-        return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
-
-    def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting trial.
-
-        If no waiting trial may start, promote a paused one (train it further). Waiting trials whose
-        individual has not crashed start first. Of the paused trials to promote, the best at the
-        highest rung is promoted.
-
-        Args:
-            attributes: Attributes to record for the trial that starts, such as its worker.
-
-        Returns:
-            The assignment (the trial to run); None if neither is possible.
-        """
-        return self._claim(None, attributes, {})
-
-    def _claim(
-        self,
-        params: Mapping[str, Any] | None,
-        attributes: Mapping[str, Any],
-        new_attributes: Mapping[str, Any],
-    ) -> Assignment | None:
         if self._is_stopping():
             return None
         self._update()
@@ -120,26 +94,24 @@ class Claims:
         waiting = [evaluation for evaluation in unfinished if evaluation.state == "waiting"]
         running = [evaluation for evaluation in unfinished if evaluation.state == "running"]
         started = len(self._ended) + sum(evaluation.tests is None for evaluation in running)
-        is_last = params is None or started + len(waiting) >= self.budget
-        paused = self._find_promotable()
-        if waiting and started < self.budget:
+        is_last = params is None or started + len(waiting) >= self._budget
+        paused: list[Evaluation] = []
+        if self._successive_halving is not None:
+            self._successive_halving.update(self._record.read_evaluations())
+            paused = self._successive_halving.find_promotable()
+        if waiting and started < self._budget:
             trial = select_next_waiting(waiting, running, is_last and not paused)
             if trial is not None:
-                return self.record.start_waiting(trial, attributes)
+                return self._record.start_waiting(trial, attributes)
         if paused:
-            return self.record.promote(paused[0], attributes)
+            return self._record.promote(paused[0], attributes)
         if params is None or is_last:
             return None
         if frozenset(params.items()) in self._tried_params:
             raise DuplicateError
-        return self.record.start_trial(
-            params, self._distributions, {**attributes, **new_attributes}
-        )
-
-    def _find_promotable(self) -> list[Evaluation]:
-        if self._successive_halving is None:
-            return []
-        return self._successive_halving.update(self.record.read_evaluations()).find_promotable()
+        if inherits is not None:
+            attributes["inherits"] = inherits
+        return self._record.start_trial(params, self._distributions, attributes)
 
     def _update(self) -> None:
         for evaluation in self._changes.read():
@@ -160,52 +132,57 @@ _MIN_COMMIT_INTERVAL = 0.1
 _COMMIT_TIME_FACTOR = 4.0
 
 
-@dataclass
-class StudyWriter:
+class StudyWriter(Record):
     """Write the record of a run, and answer the calls of leaders, in one thread.
 
-    Calls are answered at once. A change is durable when it is on disk. Without a cached storage,
-    each change is durable at once. With a cached storage, changes become durable at the next
-    commit: in `commit`, in `commit_if_due`, or when an evaluation starts. `take_committed` returns
-    only durable changes.
+    Leaders call the methods of this class through `hpo.store.study_client.StudyClient`. Calls are
+    answered at once. A change is durable when it is on disk. Without a `CachedStorage`, each change
+    is durable at once. With it, changes become durable at the next commit: in `commit`, in
+    `commit_if_due`, or when an evaluation starts. `take_committed` returns only durable changes.
 
-    Attributes:
-        record: Record of the run; it uses `cached_storage` if there is one.
-        claims: Starts trials within the budget of the run.
+    Args:
+        storage: A `CachedStorage` collects changes for the next commit.
         log: Output of the evaluations.
         checkpoints: Checkpoints of the evaluations.
-        cached_storage: Storage that collects changes for the next commit; None to write each change
-            at once.
         pruner: Pruner of the run; None without one.
+        weights: Selects the evaluations whose weights are kept; None if no weights are kept.
+
+    Attributes:
+        claims: Starts trials within the budget of the run. The creator of the writer sets it, and
+            the following attributes.
         inheritance: Selects the checkpoints from which individuals start; None without population
             based training.
-        weights: Selects the evaluations whose weights are kept; None if no weights are kept.
         health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
     """
 
-    record: Record
     claims: Claims
-    log: OutputLog
-    checkpoints: CheckpointStore
-    cached_storage: CachedStorage | None = None
-    pruner: Pruner | None = None
     inheritance: InheritancePolicy | None = None
-    weights: BestWeights | ConfirmedWeights | None = None
     health_gate: HealthGate | None = None
-    _follower: Follower = field(init=False)
-    _unpublished: list[Evaluation] = field(default_factory=list, init=False)
-    """Changes that are not yet durable."""
-    _committed: deque[Evaluation] = field(default_factory=deque, init=False)
-    """Durable changes that `take_committed` has not returned."""
-    _pickled_changes: list[bytes] = field(default_factory=list, init=False)
-    _has_changed: bool = field(default=False, init=False)
-    _next_commit_at: float = field(default=0.0, init=False)
-    _known_warnings: set[str] = field(default_factory=set, init=False)
 
-    def __post_init__(self) -> None:
-        self._follower = self.record.follow()
-        self._collect_changes()
-        self._publish_changes()
+    def __init__(
+        self,
+        storage: str | Path | BaseStorage,
+        study_name: str,
+        log: OutputLog,
+        checkpoints: CheckpointStore,
+        pruner: Pruner | None = None,
+        weights: BestWeights | ConfirmedWeights | None = None,
+    ) -> None:
+        super().__init__(storage, study_name)
+        self._cached_storage = storage if isinstance(storage, CachedStorage) else None
+        self._output_log = log
+        self._checkpoints = checkpoints
+        self._pruner = pruner
+        self.weights = weights
+        self._follower = self.follow()
+        self._unpublished: list[Evaluation] = []  # Changes that are not yet durable.
+        # Durable changes that `take_committed` has not returned.
+        self._committed: deque[Evaluation] = deque()
+        self._pickled_changes: list[bytes] = []
+        self._next_commit_at = 0.0
+        self._known_warnings: set[str] = set()
+        self._has_changed = True
+        self.commit()
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
@@ -213,14 +190,20 @@ class StudyWriter:
 
         The end of the block commits, too.
         """
-        with self.cached_storage.batch_writes() if self.cached_storage else nullcontext():
+        with self._cached_storage.batch_writes() if self._cached_storage else nullcontext():
             yield
             self.commit()
 
-    def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method for a leader, such as "claim" or "record.complete". Return its result."""
+    def answer(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method by its name for a leader, and return its result."""
         self._has_changed = True
-        return attrgetter(name)(self)(*arguments, **options)
+        return getattr(self, name)(*arguments, **options)
+
+    def answer_durably(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method by its name for a leader in this process, and commit its changes."""
+        result = self.answer(name, *arguments, **options)
+        self.commit()
+        return result
 
     def commit_if_due(self) -> None:
         """Commit all changes, unless the previous commit was only a moment ago."""
@@ -230,18 +213,19 @@ class StudyWriter:
     def commit(self) -> None:
         """Make all changes durable (on disk)."""
         began = clock.now()
-        if self.cached_storage and self.cached_storage.commit():
+        if self._cached_storage and self._cached_storage.commit():
             now = clock.now()
             self._next_commit_at = now + max(
                 _MIN_COMMIT_INTERVAL, _COMMIT_TIME_FACTOR * (now - began)
             )
-        self.log.write()
+        self._output_log.write()
         # Changes are published after the flush, so that progress never shows an end that a crash
         # could undo.
         if self._has_changed:
             self._has_changed = False
             self._collect_changes()
-            self._publish_changes()
+            self._committed.extend(self._unpublished)
+            self._unpublished.clear()
 
     def take_committed(self) -> list[Evaluation]:
         """Return the evaluations whose change of state became durable since the previous call.
@@ -250,38 +234,28 @@ class StudyWriter:
         """
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    # Leaders call the methods below.
+    # Leaders call the methods below, and those of the record.
 
-    def claim(self, params: Mapping[str, Any], **attributes: Any) -> Claim:
-        """Start an evaluation, see `Claims.claim`.
+    def claim(self, params: Mapping[str, Any] | None, **attributes: Any) -> Claim:
+        """Start an evaluation, see `Claims.claim`, and commit its start at once.
 
-        A new individual may start from another individual's checkpoint.
+        If the evaluation crashes the job, the record must show that it was running. A new
+        individual may start from another individual's checkpoint.
         """
-        parent = (
-            self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
-        )
-        return self._claim(partial(self.claims.claim, params, parent, **attributes), attributes)
-
-    def claim_waiting(self, **attributes: Any) -> Claim:
-        """Start a waiting evaluation, or promote a paused one, see `Claims.claim_waiting`."""
-        return self._claim(partial(self.claims.claim_waiting, **attributes), attributes)
-
-    def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of the test of a suspected worker, see `HealthGate.end_test`."""
-        assert self.health_gate is not None
-        self.health_gate.end_test(assignment, failure)
-
-    def _claim(
-        self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]
-    ) -> Claim:
-        """Start an evaluation, and commit its start at once.
-
-        If the evaluation crashes the job, the record must show that it was running.
-        """
+        parent = None
+        if self.inheritance is not None and params is not None:
+            parent = self.inheritance.find_parent(params, attributes["island"])
+        claim = partial(self.claims.claim, params, parent, **attributes)
         claimed = self.health_gate.claim(claim, attributes) if self.health_gate else claim()
         if isinstance(claimed, Assignment):
             self.commit()
         return claimed
+
+    def end_test(self, assignment: Assignment, failure: str) -> None:
+        """Record the end of the test of a suspected worker; `failure` is empty if it has passed."""
+        assert self.health_gate is not None
+        self.health_gate.end_test(assignment, failure)
+        super().end_test(assignment, failure)
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
         """Return the changes after the first `since`, as joined pickles, and their total number."""
@@ -296,20 +270,17 @@ class StudyWriter:
         `loss` is its lowest loss so far, and `metrics` were reported with this loss. Also remove
         the checkpoints of paused individuals that can no longer be promoted.
         """
-        assert self.pruner is not None
-        objectives = self.record.objectives
-        values = (
-            (loss, *objectives.select_metric_values(metrics))
-            if objectives.is_multi_objective
-            else ()
-        )
-        decision = self.pruner.decide_pruning(self.record, assignment, losses, values)
+        assert self._pruner is not None
+        values: tuple[float, ...] = ()
+        if self.objectives.is_multi_objective:
+            values = (loss, *self.objectives.select_metric_values(metrics))
+        decision = self._pruner.decide_pruning(self, assignment, losses, values)
         self._drop_checkpoints(decision.eliminated)
         return decision
 
     def log_output(self, trial: int, text: str) -> None:
         """Store lines that an evaluation has printed."""
-        self.log.add(trial, text)
+        self._output_log.add(trial, text)
 
     def should_keep_weights(self, trial: int, loss: float) -> bool:
         """Return whether to keep the weights of a confirmation with this loss."""
@@ -334,7 +305,7 @@ class StudyWriter:
 
     def has_losses(self) -> bool:
         """Return whether any evaluation of the run has reported a loss."""
-        return any(evaluation.curve for evaluation in self.record.read_evaluations())
+        return any(evaluation.curve for evaluation in self.read_evaluations())
 
     def is_first_warning(self, text: str) -> bool:
         """Return whether no worker has called this method with this text before in this session."""
@@ -347,7 +318,7 @@ class StudyWriter:
 
         Return no losses and 0 seconds for the first trial of an individual.
         """
-        evaluations = self.record.read_evaluations()
+        evaluations = self.read_evaluations()
         previous = evaluations[trial].retry_of
         if previous is None:
             return [], 0.0
@@ -359,7 +330,7 @@ class StudyWriter:
 
         It is 0 without a checkpoint.
         """
-        return self.record.read_evaluations()[trial].checkpoint_step
+        return self.read_evaluations()[trial].checkpoint_step
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
         """Return whether individuals may start from an evaluation that ends with this loss."""
@@ -375,11 +346,7 @@ class StudyWriter:
             # After a crash in between, no evaluation may resume from a checkpoint that is gone.
             self.commit()
         for root in roots:
-            self.checkpoints.remove_root(root)
-
-    def _publish_changes(self) -> None:
-        self._committed.extend(self._unpublished)
-        self._unpublished.clear()
+            self._checkpoints.remove_root(root)
 
     def _collect_changes(self) -> None:
         for evaluation in self._follower.read():

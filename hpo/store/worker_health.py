@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
-from hpo.store.evaluations import LEAVE, WAIT, Assignment, Evaluation
+from hpo.store.evaluations import Assignment, Evaluation
 
 if TYPE_CHECKING:
     from hpo.store.record import Record
@@ -240,9 +240,9 @@ def _compute_chance(length: int, successes: int, failures: int) -> float:
     return chance
 
 
-# The assignment of a trial that has started, `WAIT` if the worker must claim again later, `LEAVE`,
-# or None.
-Claim = Union[Assignment, str, None]
+# The assignment of a trial that has started; "wait" if the worker must claim again later; None if
+# nothing is left for it.
+Claim = Union[Assignment, Literal["wait"], None]
 
 
 class HealthGate:
@@ -280,14 +280,14 @@ class HealthGate:
         worker = attributes["worker"]
         condition = self._judge(worker)
         if condition == Condition.LEFT:
-            return LEAVE
+            return None
         if condition == Condition.BROKEN and self._health.list_in_run() - self._ended_workers - {
             worker
         }:
             self._dismiss(worker, self._health.remove_worker(worker))
-            return LEAVE
+            return None
         if condition == Condition.WAITING:
-            return WAIT
+            return "wait"
         if condition == Condition.SUSPECTED and (repeated := self._find_test(worker)):
             return self._record.start_test(repeated, attributes)
         self._idle_workers.discard(worker)
@@ -296,18 +296,17 @@ class HealthGate:
         self._idle_workers.add(worker)
         # The failures of a broken worker are retried when it leaves.
         if any(map(self._is_undecided, self._health.list_in_run() - self._idle_workers)):
-            return WAIT
+            return "wait"
         self._ended_workers.add(worker)
         return None
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of the test of a suspected worker.
+        """Judge the test of a suspected worker, before its end is recorded.
 
         `failure` is empty if the worker has passed.
         """
         self._update()
         worker = self._busy_workers[assignment.number]
-        self._record.end_test(assignment, failure)
         if failure:
             self._health.fail_test(worker, failure)
         else:

@@ -22,7 +22,6 @@ from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.output_log import OutputLog
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.study_client import DirectConnection, StudyClient
 from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import (
     ConfirmedWeights,
@@ -38,7 +37,7 @@ from tests.support.launch import ALONE, PROGRAM, SEARCH, SEARCHES, Mpi, run_hpo
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import make_run
-from tests.support.writer_stubs import LeaderStub, make_writer
+from tests.support.writer_stubs import LeaderStub, make_client, make_writer
 
 LUCKY = SEARCHES / "lucky.py"
 PROBLEM = load_problem(LUCKY)
@@ -60,17 +59,19 @@ class Run:
         self.confirming = Record.create(self.files.journal, "run-confirm", space, confirms="run")
         total = self.plan.enqueue_planned(self.confirming, self.best, PROBLEM.space)
         self.writer = StudyWriter(
-            self.confirming,
-            Claims(self.confirming, PROBLEM.space.make_distributions(), total),
+            self.files.journal,
+            "run-confirm",
             OutputLog(self.files.get_log_path),
             CheckpointStore(self.files.checkpoints),
             weights=ConfirmedWeights(self.files, self.settings),
         )
-        self.recorder = StudyClient(DirectConnection(self.writer), record.objectives)
+        distributions = PROBLEM.space.make_distributions()
+        self.writer.claims = Claims(self.writer, distributions, total)
+        self.recorder = make_client(self.writer, record.objectives)
         self.keeper = WeightsSaver(self.recorder, self.settings)
 
     def claim(self) -> Assignment:
-        assignment = self.recorder.claim_waiting(island=0, worker=0, generation=0)
+        assignment = self.recorder.claim(None, island=0, worker=0, generation=0)
         assert assignment is not None
         return assignment
 
@@ -81,7 +82,7 @@ class Run:
         """
         assignment = assignment or self.claim()
         wants = self.keeper.is_wanted(assignment, loss, {})
-        self.recorder.writer.record.complete(assignment, loss, 1.0, {})
+        self.recorder.notify.complete(assignment, loss, 1.0, {})
         if wants:
             self.keeper.save_weights(
                 assignment, make_drafts({"seed": torch.tensor([assignment.seed])})
@@ -128,7 +129,7 @@ def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
     first, second = run.claim(), run.claim()
     assert run.keeper.is_wanted(first, 0.9, {})
     assert run.complete(0.8, second)
-    run.recorder.writer.record.complete(first, 0.9, 1.0, {})
+    run.recorder.notify.complete(first, 0.9, 1.0, {})
     run.keeper.save_weights(first, make_drafts({"seed": torch.tensor([1])}))
     assert run.kept(0) == second.number
     assert list_names(run.files.confirmed_weights) == ["0.safetensors"]

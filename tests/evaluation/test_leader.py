@@ -300,7 +300,7 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
         {"dict": [["epoch", 2]]},
         True,
     )
-    assert harness.own.recorder.writer.read_checkpoint_step(attempt.assignment.number) == 2
+    assert harness.own.recorder.call.read_checkpoint_step(attempt.assignment.number) == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

@@ -97,7 +97,7 @@ def test_best_weights_are_kept_over_all_leaders(tmp_path: Path) -> None:
     assert one.is_wanted(assignments[0], 0.4)
     better = make_drafts({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
-    one.recorder.writer.record.complete(assignments[0], 0.4, 1.0, {})
+    one.recorder.notify.complete(assignments[0], 0.4, 1.0, {})
     one.keeper.save_weights(assignments[0], better)
     assert read_kept(folder) == (1, 4.0)
     assert not one.is_wanted(assignments[3], 0.3), "an equal loss is not better"

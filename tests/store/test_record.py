@@ -25,11 +25,11 @@ from hpo.results.summary import (
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.storage_url import mask_password
-from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_client import StudyClient
 from hpo.store.study_writer import Claims
 from tests.support.evaluations import make_evaluation
 from tests.support.runs import claim_evaluation, make_manifest
-from tests.support.writer_stubs import make_writer, open_cached
+from tests.support.writer_stubs import make_client, make_writer, open_cached
 
 SPACE = SearchSpace(
     layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True)
@@ -95,13 +95,13 @@ def test_claims_by_several_leaders_stay_in_budget_and_unique(tmp_path: Path, see
     record, cached_storage = open_cached(tmp_path / "study.log")
     writer = make_writer(record, tmp_path, 30, space=SPACE, cached_storage=cached_storage)
     # All leaders try the same hyperparameters.
-    leaders = {StudyClient(DirectConnection(writer)): iter(range(1, 100)) for _ in range(4)}
+    leaders = {make_client(writer): iter(range(1, 100)) for _ in range(4)}
     running: list[tuple[StudyClient, Assignment]] = []
     with writer.batch_writes():
         while leaders or running:
             if running and (not leaders or chance.random() < 0.4):
                 leader, ended = running.pop(chance.randrange(len(running)))
-                leader.writer.record.complete(ended, 1.0, 0.0, {})
+                leader.notify.complete(ended, 1.0, 0.0, {})
                 continue
             leader = chance.choice(list(leaders))
             with suppress(DuplicateError):

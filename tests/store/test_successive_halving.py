@@ -33,10 +33,9 @@ from hpo.store.pruning import (
 )
 from hpo.store.ranking import make_ranking
 from hpo.store.record import Record
-from hpo.store.study_client import DirectConnection, StudyClient
 from hpo.store.study_writer import Claims
 from tests.support.runs import SPACE, make_manifest, make_run
-from tests.support.writer_stubs import make_writer
+from tests.support.writer_stubs import make_client, make_writer
 
 ASHA = HALVING_SCHEDULES["asha"]
 TWO = Objectives(("loss", "parameters"))
@@ -595,14 +594,12 @@ def test_suspect_of_two_crashes_waits_for_promotions(tmp_path: Path) -> None:
     run.record._storage.set_trial_user_attr(suspect.trial_id, "failure", "interrupted")
     run.record._storage.set_trial_state_values(suspect.trial_id, TrialState.FAIL)
     claims = Claims(run.record, SPACE.make_distributions(), 2, halving=ASHA)
-    promoted = claims.claim_waiting(island=0, worker=0, generation=0)
+    promoted = claims.claim(None, island=0, worker=0, generation=0)
     assert promoted is not None
     assert promoted.root == other.number
-    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, (
-        "a suspect must run alone"
-    )
+    assert claims.claim(None, island=0, worker=1, generation=0) is None, "a suspect must run alone"
     run.record.complete(promoted, 0.4, 1.0, {})
-    alone = claims.claim_waiting(island=0, worker=0, generation=0)
+    alone = claims.claim(None, island=0, worker=0, generation=0)
     assert alone is not None
     assert alone.root == suspect.number
 
@@ -623,7 +620,7 @@ def test_attributes_of_other_programs_are_not_pause_or_parent(tmp_path: Path) ->
     assert [e.inherits for e in evaluations] == [None, None, None]
     assert [e.retry_of for e in evaluations] == [None, None, 1]
     assert summarize_rungs(evaluations, "asha") == []
-    assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
+    assert run.claims.claim(None, island=0, worker=0, generation=0) is None
     assert Summary(evaluations, make_manifest(budget=9, pruner="asha"), 3).lineage == []
 
 
@@ -636,7 +633,7 @@ def test_promotion_is_claimed_by_one_of_two_leaders(tmp_path: Path) -> None:
     run.record.report(second, 1, 0.5)
     run.record.prune(second, 0.5, 1.0, {}, paused_after=1)
     writer = make_writer(run.record, tmp_path / "run", 4, halving=ASHA)
-    leader, other = StudyClient(DirectConnection(writer)), StudyClient(DirectConnection(writer))
+    leader, other = make_client(writer), make_client(writer)
     params = {**run.record.read_trials()[1].params, "lr": 0.25}
     promoted = leader.claim(params, island=0, worker=0, generation=1)
     assert promoted is not None
@@ -664,10 +661,10 @@ def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> N
     ]
     assert run.record.find_resumable_roots() == {0}
     claims = Claims(run.record, SPACE.make_distributions(), 1, halving=ASHA)
-    again = claims.claim_waiting(island=0, worker=0, generation=0)
+    again = claims.claim(None, island=0, worker=0, generation=0)
     assert again is not None
     assert (again.number, again.root) == (2, 0)
-    assert claims.claim_waiting(island=0, worker=0, generation=0) is None
+    assert claims.claim(None, island=0, worker=0, generation=0) is None
 
 
 def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -31,14 +32,20 @@ from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
 from hpo.store.journal import Journal
 from hpo.store.pruning import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.record import Record
-from hpo.store.study_client import WITHOUT_RESULT, DirectConnection, StudyClient
+from hpo.store.study_client import StudyClient
 from hpo.store.study_writer import StudyWriter
 from hpo.store.weights import read_weights
 from tests.support.checkpoints import make_drafts
 from tests.support.launch import ROOT
 from tests.support.limits import scale
 from tests.support.runs import SPACE, make_run
-from tests.support.writer_stubs import DelayedConnection, LeaderStub, make_writer, open_cached
+from tests.support.writer_stubs import (
+    DelayedClient,
+    LeaderStub,
+    make_client,
+    make_writer,
+    open_cached,
+)
 
 TWO = Objectives(("loss", "parameters"))
 ISLAND_FIELDS = {"island": 0, "worker": 0, "generation": 0}
@@ -73,7 +80,7 @@ class WriterRun:
         )
 
     def make_leader(self) -> StudyClient:
-        return StudyClient(DelayedConnection(self.writer))
+        return DelayedClient(self.writer)
 
     def load_with_optuna(self) -> optuna.Study:
         """Load the study with Optuna alone, as another program does."""
@@ -130,14 +137,14 @@ def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
             "a claim must be durable at once"
         )
         assert [trial.state for trial in run.load_with_optuna().trials] == [TrialState.RUNNING] * 2
-        leader.writer.record.report(first, 1, 0.5)
-        leader.writer.record.complete(first, 0.5, 1.0, {"accuracy": 0.25})
+        leader.notify.report(first, 1, 0.5)
+        leader.notify.complete(first, 0.5, 1.0, {"accuracy": 0.25})
         assert list_states(leader.read_changes())[2:] == [(0, "complete")], (
             "leaders must receive uncommitted changes"
         )
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[0].state == TrialState.RUNNING
-        leader.writer.commit()
+        leader.call.commit()
         assert list_states(run.writer.take_committed()) == [(0, "complete")]
         trial, running = run.load_with_optuna().trials
         assert (trial.value, trial.intermediate_values, trial.params) == (
@@ -150,7 +157,7 @@ def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
             TrialState.RUNNING,
         )
         assert run.writer.take_committed() == []
-        leader.writer.record.fail(second, "rank 0: ValueError: no", "", 1.0)
+        leader.notify.fail(second, "rank 0: ValueError: no", "", 1.0)
         assert list_states(leader.read_changes()) == [(1, "failed")]
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[1].state == TrialState.RUNNING
@@ -166,15 +173,15 @@ def test_database_change_is_durable_at_once_except_losses(tmp_path: Path) -> Non
     leader = run.make_leader()
     with run.writer.batch_writes():
         assignment = claim_params(leader, 1)
-        leader.writer.record.report(assignment, 1, 0.5)
+        leader.notify.report(assignment, 1, 0.5)
         assert list_states(leader.read_changes()) == [(0, "running")]
         (trial,) = run.load_with_optuna().trials
         assert (trial.state, trial.intermediate_values) == (TrialState.RUNNING, {})
         assert list_states(run.writer.take_committed()) == [(0, "running")]
-        leader.writer.commit()
+        leader.call.commit()
         assert run.load_with_optuna().trials[0].intermediate_values == {1: 0.5}
-        leader.writer.record.report(assignment, 2, 0.25)
-        leader.writer.record.complete(assignment, 0.25, 1.0, {})
+        leader.notify.report(assignment, 2, 0.25)
+        leader.notify.complete(assignment, 0.25, 1.0, {})
         leader.read_changes()
         (trial,) = run.load_with_optuna().trials
         assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), (
@@ -194,9 +201,9 @@ def test_commit_with_many_leaders_flushes_once(
         with count_flushes(monkeypatch) as flushed:
             for number, (leader, assignment) in enumerate(zip(leaders, assignments, strict=True)):
                 for epoch in (1, 2, 3):
-                    leader.writer.record.report(assignment, epoch, number / epoch)
-                leader.writer.record.complete(assignment, number / 3, 1.0, {})
-                leader.writer.log_output(assignment.number, "hello\n")
+                    leader.notify.report(assignment, epoch, number / epoch)
+                leader.notify.complete(assignment, number / 3, 1.0, {})
+                leader.notify.log_output(assignment.number, "hello\n")
                 leader.read_changes()
             assert flushed == []
             run.writer.commit()
@@ -213,11 +220,11 @@ def test_direct_connection_makes_change_durable_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = make_run(tmp_path / "run")
-    leader = StudyClient(DirectConnection(make_writer(record, tmp_path / "run")))
+    leader = make_client(make_writer(record, tmp_path / "run"))
     assignment = claim_params(leader, 1)
     with count_flushes(monkeypatch) as flushed:
         for epoch in (1, 2, 3):
-            leader.writer.record.report(assignment, epoch, 1 / epoch)
+            leader.notify.report(assignment, epoch, 1 / epoch)
             assert (
                 len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve)
                 == epoch
@@ -240,7 +247,7 @@ def test_commit_if_due_waits_longer_after_slow_commit(
         assignment = claim_params(leader, 1)
         run.writer.commit_if_due()
         assert list_states(run.writer.take_committed()) == [(0, "running")]
-        leader.writer.record.complete(assignment, 0.5, 1.0, {})
+        leader.notify.complete(assignment, 0.5, 1.0, {})
         leader.read_changes()
         for waited, is_settled in ((0.0, False), (0.9 * pause, False), (0.2 * pause, True)):
             now[0] += waited
@@ -260,8 +267,8 @@ def test_commit_on_full_disk_writes_nothing(tmp_path: Path) -> None:
             run.writer.commit()
             written.append(run.journal.read_bytes())
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[0]) + 100, limits[1]))
-            leader.writer.record.complete(assignment, 0.5, 1.0, {})
-            leader.writer.commit()
+            leader.notify.complete(assignment, 0.5, 1.0, {})
+            leader.call.commit()
 
     written: list[bytes] = []
     try:
@@ -285,8 +292,8 @@ def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
         for number in (1, 2):
             with run.journal.open("ab") as file:
                 file.write(torn)
-            leader.writer.record.complete(claim_params(leader, number), 0.5, 1.0, {})
-            leader.writer.commit()
+            leader.notify.complete(claim_params(leader, number), 0.5, 1.0, {})
+            leader.call.commit()
             run.rest()
     assert torn not in run.journal.read_bytes()
     assert list_states(run.reopen().read_evaluations()) == [(0, "complete"), (1, "complete")]
@@ -315,11 +322,7 @@ class RandomLeaders:
         leader, chosen = self.chance.choice(self.leaders), make_params(self.chance.randrange(60))
         is_new = self.chance.random() < 0.7
         with suppress(DuplicateError):
-            if (
-                assignment := leader.claim(chosen, **ISLAND_FIELDS)
-                if is_new
-                else leader.claim_waiting(**ISLAND_FIELDS)
-            ):
+            if assignment := leader.claim(chosen if is_new else None, **ISLAND_FIELDS):
                 self.running.append((leader, assignment))
 
     def loss(self) -> float:
@@ -328,14 +331,14 @@ class RandomLeaders:
     def report(self) -> None:
         leader, assignment = self.chance.choice(self.running)
         self.reported[assignment.number] = epoch = self.reported.get(assignment.number, 0) + 1
-        leader.writer.record.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
+        leader.notify.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
 
     def note(self) -> None:
         (leader, assignment), losses = self.chance.choice(self.running), self.chance.randrange(9)
         actions: list[Callable[[], None]] = [
-            lambda: leader.writer.record.record_checkpoint(assignment, losses),
-            lambda: leader.writer.record.clear_inheritance(assignment),
-            lambda: leader.writer.record.record_resume(
+            lambda: leader.notify.record_checkpoint(assignment, losses),
+            lambda: leader.notify.clear_inheritance(assignment),
+            lambda: leader.notify.record_resume(
                 assignment, [self.loss() for _ in range(losses)], 1.5
             ),
         ]
@@ -345,20 +348,20 @@ class RandomLeaders:
         leader, assignment = self.running.pop(self.chance.randrange(len(self.running)))
         loss, metrics = self.chance.random(), {"accuracy": self.chance.random(), "\N{SNOWMAN}": 1.0}
         actions: list[Callable[[], None]] = [
-            lambda: leader.writer.record.complete(assignment, loss, 1.25, metrics),
-            lambda: leader.writer.record.prune(assignment, loss, 1.25, metrics),
-            lambda: leader.writer.record.prune(assignment, loss, 1.25, {}, paused_after=1),
-            lambda: leader.writer.record.fail(
+            lambda: leader.notify.complete(assignment, loss, 1.25, metrics),
+            lambda: leader.notify.prune(assignment, loss, 1.25, metrics),
+            lambda: leader.notify.prune(assignment, loss, 1.25, {}, paused_after=1),
+            lambda: leader.notify.fail(
                 assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5
             ),
-            lambda: leader.writer.record.fail(assignment, "rank 0", "", 0.5),
-            lambda: leader.writer.record.interrupt(assignment),
+            lambda: leader.notify.fail(assignment, "rank 0", "", 0.5),
+            lambda: leader.notify.interrupt(assignment),
         ]
         self.chance.choice(actions)()
 
     def commit(self) -> None:
         for leader in self.leaders:
-            leader.writer.commit()
+            leader.call.commit()
 
 
 def describe_trial(trial: FrozenTrial) -> str:
@@ -472,7 +475,7 @@ def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, stor
         other.set_user_attr("note", "look at 1")
         add_waiting(other, 77)
         add_waiting(other, 78)
-        leader.writer.record.report(first, 1, 0.5)
+        leader.notify.report(first, 1, 0.5)
         second = claim_params(leader, 2)
         assert (first.number, second.number) == (0, 3)
         third, fourth = claim_params(leader, 3), claim_params(leader, 3)
@@ -481,8 +484,8 @@ def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, stor
             (2, make_params(78)),
         ]
         for assignment in (second, third, fourth, first):
-            leader.writer.record.complete(assignment, assignment.number / 8, 1.0, {})
-        leader.writer.commit()
+            leader.notify.complete(assignment, assignment.number / 8, 1.0, {})
+        leader.call.commit()
         assert dict(list_states(leader.read_changes())) == dict.fromkeys(range(4), "complete")
         assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
         run.rest()
@@ -508,8 +511,8 @@ def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> 
     leader, other = run.make_leader(), run.load_with_optuna()
     with run.writer.batch_writes():
         for turn in range(3):
-            leader.writer.record.complete(claim_params(leader, turn), 0.5, 1.0, {})
-            leader.writer.commit()
+            leader.notify.complete(claim_params(leader, turn), 0.5, 1.0, {})
+            leader.call.commit()
             run.rest()
             other.set_user_attr("note", f"look at {turn}")
     record = run.reopen()
@@ -539,8 +542,8 @@ def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
         assert run.lock.is_symlink(), "the first entry must take the lock"
         others.start()
         for epoch in range(1, 11):
-            leader.writer.record.report(assignment, epoch, 1 / epoch)
-            leader.writer.commit()
+            leader.notify.report(assignment, epoch, 1 / epoch)
+            leader.call.commit()
             time.sleep(0.05)
             assert run.lock.is_symlink()
         assert others.is_alive()
@@ -551,7 +554,7 @@ def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
         others.join(10)
         assert not others.is_alive()
         assert run.load_with_optuna().user_attrs["note"] == "look at 1"
-        leader.writer.record.complete(assignment, 0.1, 1.0, {})
+        leader.notify.complete(assignment, 0.1, 1.0, {})
     assert not run.lock.is_symlink()
     assert len(run.reopen().read_evaluations()[0].curve) == 10
 
@@ -585,8 +588,8 @@ def test_writer_without_rest_releases_lock_after_limit(
         assignment = claim_params(leader, 1)
         for step in range(120):
             now[0] += 0.1
-            leader.writer.record.report(assignment, step, 0.5)
-            leader.writer.commit()
+            leader.notify.report(assignment, step, 0.5)
+            leader.call.commit()
             free += not run.lock.is_symlink()
     assert free == 2, "the lock must be released every 5 s, in 12 s"
     assert len(run.load_with_optuna().trials[0].intermediate_values) == 120
@@ -714,20 +717,20 @@ def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
         assert read_new() == [(0, "running"), (1, "running"), (2, "running")]
         assert read_new() == []
         for assignment, loss in zip(begun, (0.9, 0.5, 0.7), strict=True):
-            early.writer.record.report(assignment, 1, loss)
-            early.writer.record.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
+            early.notify.report(assignment, 1, loss)
+            early.notify.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
         assert read_new() == [(0, "paused"), (1, "paused"), (2, "paused")]
         promoted = claim_params(early, 3)
         assert (promoted.number, promoted.root) == (3, 1)
         assert read_new() == [(1, "promoted"), (3, "running")]
         for epoch in range(1, 10):
-            early.writer.record.report(promoted, epoch, 0.5)
-        early.writer.record.complete(promoted, 0.5, 1.0, {})
+            early.notify.report(promoted, epoch, 0.5)
+        early.notify.complete(promoted, 0.5, 1.0, {})
         interrupted = claim_params(early, 4)
-        early.writer.record.interrupt(interrupted)
+        early.notify.interrupt(interrupted)
         assert read_new() == [(3, "complete"), (4, "running"), (4, "interrupted"), (5, "waiting")]
         assert list_states(late.read_changes()) == list_states(received)
-        late.writer.record.complete(claim_params(late, 4), 0.25, 1.0, {})
+        late.notify.complete(claim_params(late, 4), 0.25, 1.0, {})
         assert list_states(late.read_changes()) == read_new() == [(5, "running"), (5, "complete")]
         assert late.read_changes() == []
     assert list_states(by_listener) == list_states(received)
@@ -736,8 +739,8 @@ def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
 def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     make_run(tmp_path / "run", objectives=TWO)
     record, cached_storage = open_cached(tmp_path / "run" / "study.log")
-    leader = StudyClient(
-        DelayedConnection(make_writer(record, tmp_path / "run", cached_storage=cached_storage)), TWO
+    leader = DelayedClient(
+        make_writer(record, tmp_path / "run", cached_storage=cached_storage), TWO
     )
     attributes = {
         "island": 1,
@@ -749,9 +752,9 @@ def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     first, second = (leader.claim(make_params(number), **attributes) for number in (1, 2))
     assert first is not None
     assert second is not None
-    leader.writer.record.report(first, 1, 0.5)
-    leader.writer.record.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
-    leader.writer.record.interrupt(second)
+    leader.notify.report(first, 1, 0.5)
+    leader.notify.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
+    leader.notify.interrupt(second)
     received = leader.read_changes()[2:]
     assert list_states(received) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
     for evaluation, recorded in zip(received, record.read_evaluations(), strict=True):
@@ -778,7 +781,7 @@ def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
     run = WriterRun(tmp_path)
     leader = run.make_leader()
     with run.writer.batch_writes():
-        leader.writer.record.complete(claim_params(leader, 1), 0.5, 1.0, {})
+        leader.notify.complete(claim_params(leader, 1), 0.5, 1.0, {})
         claim_params(leader, 2)
     record, cached_storage = open_cached(run.storage)
     record.requeue_interrupted()
@@ -786,7 +789,7 @@ def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
     states = [(0, "complete"), (1, "interrupted"), (2, "waiting")]
     assert (
         list_states(writer.take_committed())
-        == list_states(StudyClient(DelayedConnection(writer)).read_changes())
+        == list_states(DelayedClient(writer).read_changes())
         == states
     )
     assert writer.take_committed() == []
@@ -795,12 +798,12 @@ def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
 def test_claim_while_run_is_stopping_returns_none(tmp_path: Path) -> None:
     run = WriterRun(tmp_path)
     stopping = [False]
-    leader = StudyClient(DelayedConnection(run.writer), ONLY_LOSS, lambda: stopping[0])
+    leader = DelayedClient(run.writer, ONLY_LOSS, lambda: stopping[0])
     with run.writer.batch_writes():
-        leader.writer.record.interrupt(claim_params(leader, 1))
+        leader.notify.interrupt(claim_params(leader, 1))
         stopping[0] = True
         assert leader.claim(make_params(2), **ISLAND_FIELDS) is None
-        assert leader.claim_waiting(**ISLAND_FIELDS) is None
+        assert leader.claim(None, **ISLAND_FIELDS) is None
         stopping[0] = False
         assert claim_params(leader, 2).params == make_params(1)
 
@@ -819,17 +822,17 @@ def test_losses_in_database_share_one_transaction(tmp_path: Path) -> None:
     losses = {1: 0.5, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300}
     with run.writer.batch_writes():
         for leader, assignment in zip(leaders, assignments, strict=True):
-            leader.writer.record.report(assignment, 5, 0.125)
+            leader.notify.report(assignment, 5, 0.125)
             for step, loss in losses.items():
-                leader.writer.record.report(assignment, step, loss)
+                leader.notify.report(assignment, step, loss)
             leader.read_changes()
         assert happened == []
         run.writer.commit()
         assert happened == ["commit"]
         run.writer.commit()
         assert happened == ["commit"], "a commit without changes must not open a transaction"
-        leaders[0].writer.record.report(assignments[0], 6, 0.25)
-        leaders[0].writer.commit()
+        leaders[0].notify.report(assignments[0], 6, 0.25)
+        leaders[0].call.commit()
         assert happened == ["commit"] * 2
     found = [trial.intermediate_values for trial in run.load_with_optuna().trials]
     assert str([dict(sorted(values.items())) for values in found]) == str(
@@ -844,7 +847,7 @@ EXHAUST_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
 from hpo.store.output_log import OutputLog
-from tests.support.writer_stubs import DelayedConnection, StudyClient, make_writer, open_cached
+from tests.support.writer_stubs import DelayedClient, make_writer, open_cached
 
 folder = Path(sys.argv[1])
 
@@ -882,14 +885,14 @@ CLAIM_EVALUATIONS = """
 import time
 record, cached_storage = open_cached(folder / "study.log", "run")
 writer = make_writer(record, folder, cached_storage=cached_storage)
-leader = StudyClient(DelayedConnection(writer))
+leader = DelayedClient(writer)
 with writer.batch_writes():
     held = take_all()
     for number in (1, 2):
         params = {"layers": number, "activation": "relu", "lr": 0.5, "gamma": 0.75}
         claimed = leader.claim(params, island=0, worker=0, generation=0)
-        leader.writer.record.complete(claimed, 0.5, 1.0, {})
-        leader.writer.commit()
+        leader.notify.complete(claimed, 0.5, 1.0, {})
+        leader.call.commit()
         time.sleep(0.25)
         writer.commit()
     give_back(held)
@@ -932,8 +935,8 @@ def test_weights_of_two_simultaneous_ends_are_the_better_ones(
 ) -> None:
     record = make_run(tmp_path / "run", objectives=objectives)
     writer = make_writer(record, tmp_path / "run")
-    connections = [DelayedConnection(writer), DelayedConnection(writer)]
-    worse, better = (LeaderStub(writer, connection) for connection in connections)
+    clients = [DelayedClient(writer, objectives), DelayedClient(writer, objectives)]
+    worse, better = (LeaderStub(writer, client) for client in clients)
     begun = [worse.begin(make_params(1)), better.begin(make_params(2))]
     best = tmp_path / "run" / "best.safetensors"
     assert worse.complete(begun[0], 0.4, {"w": torch.tensor([4.0])}, {"parameters": 9.0})
@@ -944,8 +947,8 @@ def test_weights_of_two_simultaneous_ends_are_the_better_ones(
         "both must have written drafts"
     )
     assert not best.exists()
-    for connection in reversed(connections) if better_first else connections:
-        connection.deliver()
+    for client in reversed(clients) if better_first else clients:
+        client.deliver()
     weights = read_weights(best)
     assert weights is not None
     assert (weights.trial, weights.state["w"].item()) == (1, 3.0)
@@ -963,7 +966,7 @@ def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     best = tmp_path / "run" / "best.safetensors"
     before = best.stat()
     assert late.keeper.is_wanted(begun[0], 0.4, {}), "the leader has not read the better loss"
-    late.recorder.writer.record.complete(begun[0], 0.4, 1.0, {})
+    late.recorder.notify.complete(begun[0], 0.4, 1.0, {})
     late.keeper.save_weights(begun[0], make_drafts({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list((tmp_path / "run").rglob(".*"))
@@ -971,7 +974,8 @@ def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
 
 
 def test_leaders_wait_for_all_methods_with_a_result() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "hpo").rglob("*.py"))
+    notified = set(re.findall(r"\.notify\.(\w+)\(", sources))
+    assert {"report", "complete"} <= notified
     methods = {**vars(Record), **vars(StudyWriter)}
-    assert [
-        name for name in WITHOUT_RESULT if methods[name].__annotations__["return"] != "None"
-    ] == []
+    assert [name for name in notified if methods[name].__annotations__["return"] != "None"] == []

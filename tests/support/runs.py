@@ -76,11 +76,7 @@ def claim_evaluation(
     """Claim (begin) an evaluation of `params`. If `params` is None, claim a waiting evaluation."""
     claims = Claims(record, distributions, budget)
     attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
-    assignment = (
-        claims.claim(params, **attributes)
-        if params is not None
-        else claims.claim_waiting(**attributes)
-    )
+    assignment = claims.claim(params, **attributes)
     assert assignment is not None
     return assignment
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpo import SearchSpace
 from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import Assignment
@@ -18,7 +19,7 @@ from hpo.store.pruning import HalvingSchedule, Pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage
-from hpo.store.study_client import DirectConnection, StudyClient, WriterConnection
+from hpo.store.study_client import StudyClient
 from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import BestWeights
 from tests.support.checkpoints import make_drafts
@@ -37,17 +38,21 @@ def make_writer(
 ) -> StudyWriter:
     """Return a writer of the study of a search. `folder` is the run directory."""
     files = RunDir(folder)
-    claims = Claims(record, space.make_distributions(), budget, halving=halving)
-    weights = BestWeights(files, record.objectives)
-    return StudyWriter(
-        record,
-        claims,
+    writer = StudyWriter(
+        cached_storage or record._storage,
+        record.study.study_name,
         OutputLog(files.get_log_path),
         CheckpointStore(files.checkpoints),
-        cached_storage,
         pruner,
-        weights=weights,
+        BestWeights(files, record.objectives),
     )
+    writer.claims = Claims(writer, space.make_distributions(), budget, halving=halving)
+    return writer
+
+
+def make_client(writer: StudyWriter, objectives: Objectives = ONLY_LOSS) -> StudyClient:
+    """Return a client whose calls are durable at once."""
+    return StudyClient(writer.answer_durably, writer.answer_durably, objectives)
 
 
 def open_cached(storage: str | Path, study: str = "run") -> tuple[Record, CachedStorage]:
@@ -57,30 +62,34 @@ def open_cached(storage: str | Path, study: str = "run") -> tuple[Record, Cached
     return Record(cached_storage, study), cached_storage
 
 
-class DelayedConnection:
-    """A connection to a writer that behaves like a connection over MPI.
+class DelayedClient(StudyClient):
+    """A client that behaves as over MPI.
 
     Notifications reach the writer only with the next call. The writer decides when it commits.
     """
 
-    def __init__(self, writer: StudyWriter) -> None:
+    def __init__(
+        self,
+        writer: StudyWriter,
+        objectives: Objectives = ONLY_LOSS,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(self._send_call, self._queue, objectives, is_stopping)
         self._writer = writer
         self._notifications: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Queue a call to the writer. The next `call` or `deliver` makes it."""
+    def _queue(self, name: str, *arguments: Any, **options: Any) -> None:
         self._notifications.append((name, arguments, options))
 
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Deliver all queued notifications, then call the writer and return its answer."""
+    def _send_call(self, name: str, *arguments: Any, **options: Any) -> Any:
         self.deliver()
-        return self._writer(name, *arguments, **options)
+        return self._writer.answer(name, *arguments, **options)
 
     def deliver(self) -> None:
         """Deliver all queued notifications to the writer."""
         notifications, self._notifications = self._notifications, []
         for name, arguments, options in notifications:
-            self._writer(name, *arguments, **options)
+            self._writer.answer(name, *arguments, **options)
 
 
 class LeaderStub:
@@ -92,12 +101,10 @@ class LeaderStub:
     def __init__(
         self,
         writer: StudyWriter,
-        connection: WriterConnection | None = None,
+        client: StudyClient | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.recorder = StudyClient(
-            connection or DirectConnection(writer), writer.record.objectives
-        )
+        self.recorder = client or make_client(writer, writer.objectives)
         self.keeper = WeightsSaver(self.recorder, settings or {})
 
     def begin(self, params: Mapping[str, Any]) -> Assignment:
@@ -126,7 +133,7 @@ class LeaderStub:
     ) -> bool:
         """Complete an evaluation with its lowest loss, and return if its weights were wanted."""
         is_wanted = self.is_wanted(assignment, loss, metrics)
-        self.recorder.writer.record.complete(assignment, loss, 1.0, metrics or {})
+        self.recorder.notify.complete(assignment, loss, 1.0, metrics or {})
         if is_wanted:
             self.keeper.save_weights(assignment, make_drafts(weights))
         return is_wanted
