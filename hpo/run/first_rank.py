@@ -9,17 +9,25 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
-from hpo.errors import ExitStatus, StopRequest
+from hpo.errors import ExitStatus, StopRequest, UsageError
 from hpo.evaluation.host import RankPlace
 from hpo.evaluation.leader import find_target_stop
 from hpo.evaluation.trainer_tasks import run_test_in_trainer
 from hpo.options import Options
+from hpo.problem import Problem
+from hpo.process.failure import format_with_hint
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
+from hpo.results.reader import RunReader
+from hpo.results.recommendation import (
+    FailedTestError,
+    RunTest,
+    find_confirmed_entry,
+    run_winner_test,
+)
 from hpo.results.summary import SessionOutcome, Summary, compute_busy_fraction, write_summary
-from hpo.run.finalize import finalize_run
 from hpo.run.prepare_rank import RankState
 from hpo.run.session import Session
 from hpo.space.search_space import list_individuals
@@ -33,9 +41,9 @@ from hpo.store.record import Record
 from hpo.store.storage import StorageRetry
 from hpo.store.storage_url import mask_password
 from hpo.store.study_writer import Claims, StudyWriter
-from hpo.store.weights import BestWeights, ConfirmedWeights
+from hpo.store.weights import BestWeights, ConfirmedWeights, remove_other_weights
 from hpo.store.worker_health import HealthGate, WorkerHealth
-from hpo.text_format import cut_text, format_count
+from hpo.text_format import cut_text, format_count, make_printable
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
 
@@ -70,12 +78,19 @@ class FirstRank:
         self._slot = state.slot
         self._problem = state.problem
         self._places = places
-        patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
+        patience = StorageRetry(
+            mask_password(session.storage),
+            warn,
+            lambda: self._is_stopping() or job.watch.is_own_thread,
+        )
         self.session = replace(session, patience=patience)
         self._status: int | None = None  # known after the outcome is reported
         self._is_search_done = False
         self._left_workers: set[int] = set()
-        job.watch.set_stop_callbacks(session.run_dir.mark_ended, self._report_once)
+        job.watch.set_stop_callbacks(
+            session.run_dir.mark_ended,
+            lambda: self.report_outcome() if self._status is None else self._status,
+        )
         print(session.headline, flush=True)
         self._tracking = TrackerProcesses(
             options.trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS
@@ -113,12 +128,7 @@ class FirstRank:
         return writer
 
     def begin_confirmations(self) -> int:
-        """Enqueue the evaluations that confirm the best with other seeds.
-
-        Returns:
-            The number of all these evaluations, including ended ones. 0 if none is left to run, or
-            if the run is being stopped.
-        """
+        """Enqueue the confirmations; return their number, 0 if none is left to run."""
         session = self.session
         space = self._problem.space
         evaluations = session.open_record().read_evaluations()
@@ -154,20 +164,24 @@ class FirstRank:
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, what `writer` commits."""
-        objectives = self.session.manifest.objectives
         return ProgressPrinter(
-            writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives
+            writer.take_committed,
+            budget,
+            on_error=self._job.watch.abort_job,
+            objectives=writer.objectives,
         )
 
     def conclude(self) -> int:
-        """Print the summary, test the winner, write the report, and wait for trackers.
-
-        Returns the exit status.
-        """
+        """Print the summary, test the winner, and write the report; return the exit status."""
         self._tracking.finish()
         status = self.report_outcome()
         is_stopped = self._is_stopping()
-        self._remove_checkpoints()
+        # A search that is not over needs its checkpoints when it is resumed.
+        checkpoints = CheckpointStore(self.session.run_dir.checkpoints)
+        if self._is_search_done:
+            record = self.session.open_record()
+            checkpoints.remove_all_except(self.session.find_roots_to_inherit(record))
+        checkpoints.remove_empty_folder()
         run_test = None if is_stopped else partial(run_test_in_trainer, self._slot.fork_other)
         finalize_run(self.session.run_dir.path, self.session.storage, self._problem, run_test)
         self._tracking.wait(
@@ -203,7 +217,13 @@ class FirstRank:
             options += f" and {stopped.remedy}" if stopped.remedy else ""
             print(f"Stopped: {stopped.reason}. To resume: the same command with {options}")
         sys.stdout.flush()
-        self._status = stopped.status if stopped else _choose_exit_status(summary)
+        counts = summary.counts
+        if stopped:
+            self._status = stopped.status
+        elif summary.best and (counts["complete"] or not counts["failed"]):
+            self._status = ExitStatus.BUDGET_SPENT
+        else:
+            self._status = ExitStatus.NOTHING_SUCCEEDED
         return self._status
 
     def _report_summary(
@@ -222,7 +242,11 @@ class FirstRank:
         workers = session.manifest.layout.workers
         busy = compute_busy_fraction([*evaluations, *confirmations], workers, since=started)
         seconds = round(time.time() - started, 3)
-        times = (seconds, busy) if busy is not None else self._read_previous_times(seconds)
+        times = (seconds, busy)
+        if busy is None:  # This session has evaluated nothing: keep the times of the previous one.
+            before = session.run_dir.read_summary()
+            with suppress(KeyError):
+                times = (before["wall_seconds"], before["worker_busy_fraction"])
         reason = stopped.reason if stopped else None
         remedy = stopped.remedy if stopped else ""
         summary = Summary(
@@ -256,11 +280,7 @@ class FirstRank:
     def _find_stop_request(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> StopRequest | None:
-        """Return the request that stopped the run, or None.
-
-        No request counts if the budget is spent and all confirmations of the best individuals have
-        ended.
-        """
+        """Return the request that stopped the run, unless all was done nevertheless."""
         session = self.session
         stopping = self._job.watch.active_stop
         reached = find_target_stop(evaluations, self._options.target_loss)
@@ -279,29 +299,6 @@ class FirstRank:
         return session.confirmation_plan.select_planned(
             session.open_confirmations().read_evaluations()
         )
-
-    def _read_previous_times(self, seconds: float) -> tuple[Any, Any]:
-        """Return the wall time and the busy fraction of the previous summary.json.
-
-        They replace the times of a session that has evaluated nothing. Without a previous
-        summary.json, return `seconds` and None.
-        """
-        before = self.session.run_dir.read_summary()
-        with suppress(KeyError):
-            return before["wall_seconds"], before["worker_busy_fraction"]
-        return seconds, None
-
-    def _report_once(self) -> int:
-        """Call `report_outcome` if it was not called before, and return the exit status."""
-        return self.report_outcome() if self._status is None else self._status
-
-    def _remove_checkpoints(self) -> None:
-        # A search that is not over needs its checkpoints when it is resumed.
-        checkpoints = CheckpointStore(self.session.run_dir.checkpoints)
-        if self._is_search_done:
-            record = self.session.open_record()
-            checkpoints.remove_all_except(self.session.find_roots_to_inherit(record))
-        checkpoints.remove_empty_folder()
 
     def _make_health_gate(self, record: Record) -> HealthGate:
         layout = self.session.manifest.layout
@@ -332,11 +329,84 @@ class FirstRank:
     def _is_stopping(self) -> bool:
         return self._job.watch.active_stop is not None
 
-    def _cannot_wait(self) -> bool:
-        return self._is_stopping() or self._job.watch.is_own_thread
+
+def finalize_run(
+    run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None
+) -> None:
+    """Test the winner, which is the evaluation that the run recommends, and write the report.
+
+    The weights of other confirmed individuals are removed if the winner is a confirmed one. The
+    result of the run is already recorded, so each failure is only a warning.
+
+    Args:
+        storage: The URL of the storage of the study, with its password. None: the storage in
+            run.json.
+        run_test: Runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if
+            the run is being stopped. There is then too little time for the test, and for the
+            report's importances and expected loss, which need models.
+    """
+    try:
+        run = RunReader(run_dir, storage)
+    except UsageError as error:  # The manifest was edited or removed.
+        _warn_printable(f"no report was written: {error}")
+        return
+    if run_test is not None:
+        winner = run.find_winner()
+        _test_winner(run, winner, problem, run_test)
+        if winner is not None and find_confirmed_entry(winner, run.read_confirmations()):
+            remove_other_weights(run.run_dir.confirmed_weights, winner.trial)
+    advised = _print_advice(run)
+    try:
+        from hpo.views.page.html_report import write_report
+
+        write_report(run, run.run_dir.report_html, ask_models=run_test is not None)
+        text = make_printable(f"The report is {run.run_dir.report_html}")
+        print("\n" * advised + text, flush=True)
+    except Exception as error:
+        command = f"hpo report {run.run_dir.path}"
+        _warn_printable(f"no report was written ({_describe_error(error)}): {command} does it")
 
 
-def _choose_exit_status(summary: Summary) -> int:
-    counts = summary.counts
-    succeeded = summary.best and (counts["complete"] or not counts["failed"])
-    return ExitStatus.BUDGET_SPENT if succeeded else ExitStatus.NOTHING_SUCCEEDED
+def _warn_printable(text: str) -> None:
+    print(make_printable(f"warning: {text}"), file=sys.stderr)
+
+
+def _describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {format_with_hint(error)}"
+
+
+def _print_advice(run: RunReader) -> bool:
+    """Print advice to the user about this run, and return whether there is any advice."""
+    try:
+        from hpo.views.summary_tables import print_advice
+
+        advice = run.find_advice()
+        print_advice(advice)
+    except Exception as error:
+        _warn_printable(f"no advice ({_describe_error(error)})")
+        return False
+    return bool(advice)
+
+
+def _test_winner(
+    run: RunReader, winner: Evaluation | None, problem: Problem, run_test: RunTest
+) -> None:
+    if winner is None or not problem.file.has_test:
+        return
+    from hpo.views.winner_text import explain_missing_test, format_test_result
+
+    try:
+        content = run_winner_test(
+            run.run_dir, problem, winner, run_test, run.read_confirmations(all_plans=True)
+        )
+    except Exception as error:
+        is_expected = isinstance(error, FailedTestError)
+        reason = str(error) if is_expected else _describe_error(error)
+        _warn_printable(f"the best network could not be tested ({reason})")
+        return
+    if content:
+        lines = format_test_result(run, winner, content)
+    else:
+        lines = [explain_missing_test(run, winner)]
+    for line in filter(None, lines):
+        print(make_printable(line))

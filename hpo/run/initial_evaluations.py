@@ -139,10 +139,7 @@ def record_warm_start(
     layout: Layout,
     settings: Mapping[str, Any],
 ) -> list[str]:
-    """Record the evaluations that the study does not have yet, and return lines about them.
-
-    They are distributed over all islands and workers.
-    """
+    """Record the evaluations that the study lacks, over all workers; return lines of text."""
     if len(warm_start.evaluations) > _MANY_EVALUATIONS:
         source = make_printable(warm_start.source)
         print(f"importing {len(warm_start.evaluations)} evaluations of {source}", flush=True)
@@ -237,10 +234,7 @@ def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) 
 def _clean_evaluation(
     evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives
 ) -> Evaluation:
-    """Return an evaluation of another study as this run records evaluations.
-
-    The objectives of the other study are `theirs`, and the objectives of this run are `ours`.
-    """
+    """Return an evaluation of a study with objectives `theirs` as this run records it."""
     others = dict(zip(theirs.metric_names, evaluation.other_values, strict=False))
     metrics = {
         name: float(metric)
@@ -262,10 +256,7 @@ def _clean_evaluation(
 
 
 def _convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
-    """Convert values to the types of the parameters of a space, such as 1 to 1.0 for a Float.
-
-    A float that differs from a valid value only by rounding becomes this value.
-    """
+    """Convert values to the types of a space, such as 1 to 1.0, and correct rounding."""
     known = space.parameters
     return {
         name: known[name].convert(value) if name in known else value

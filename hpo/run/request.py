@@ -111,10 +111,7 @@ def _draw_priors(file: SearchDescription, seed: int) -> dict[str, Any]:
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
-    """Return the manifest of the run to resume; None for a new run.
-
-    Raise a UsageError if its search space or objectives differ from the search file.
-    """
+    """Return the manifest of the run to resume; UsageError if it does not fit the file."""
     if not options.resume or options.run_dir is None:
         return None
     run_dir = RunDir(options.run_dir)
@@ -166,10 +163,7 @@ def _check_settings(
 
 
 def check_script(options: Options, file: SearchDescription) -> None:
-    """Raise a UsageError for options that are not supported if the objective is a program.
-
-    Only objective functions save checkpoints that other individuals can use.
-    """
+    """Raise a UsageError for options that a program as objective cannot support."""
     if file.script is None:
         return
     if options.pbt:
@@ -251,10 +245,7 @@ def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
-    """Raise a UsageError if the constraints cannot be used, or a propagator does not fit the space.
-
-    Constraints that fail, or that exclude nearly the whole space, cannot be used.
-    """
+    """Raise a UsageError if the constraints cannot be used, or a propagator does not fit."""
     try:
         space.check_constraints()
     # They are unsound, or crash the process in which they run.

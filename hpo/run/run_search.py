@@ -235,10 +235,7 @@ def _limit_time(options: Options, watch: RankWatch) -> None:
 
 
 def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
-    """Return the variable with the end of this job, and the end in seconds since the epoch.
-
-    Return ("", None) if no variable has it.
-    """
+    """Return the variable with the end of this job, and the end since the epoch, or None."""
     for name in ("HPO_JOB_END_TIME", "SLURM_JOB_END_TIME"):
         if job_end := environment.get(name):
             # A time in the past belongs to another job, or to this job before its time limit was

@@ -45,14 +45,7 @@ class Commit:
 def keep_source(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
 ) -> SessionEntry:
-    """Copy the search file, with the content that was imported, to the run directory.
-
-    Args:
-        started: The time when this session began, as text.
-
-    Returns:
-        The entry of this session for run.json.
-    """
+    """Copy the search file that was imported; return the session's entry for run.json."""
     commit = find_commit(search.location)
     kept = _keep_copy(run_dir, search.source, earlier)
     version = (commit.id, commit.dirty) if commit else (None, None)

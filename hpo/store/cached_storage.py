@@ -52,10 +52,7 @@ class CachedStorage(BaseStorage):
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Inside ``with``, collect all changes of a journal until `commit`.
-
-        Other storages are not affected. The caller must call `commit` at the end of the block.
-        """
+        """Inside ``with``, collect all changes of a journal; `commit` must end the block."""
         journal = self._storage.journal if isinstance(self._storage, FileStorage) else None
         with journal.batch_writes() if journal else nullcontext() as self._group_commit:
             yield
@@ -67,10 +64,7 @@ class CachedStorage(BaseStorage):
         return self._group_commit.commit() if self._group_commit is not None else has_values
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial and return its id.
-
-        Inside `batch_writes`, a trial in a journal is durable only after `commit`.
-        """
+        """Add a trial and return its id. In a journal, `batch_writes` delays it to `commit`."""
         self._write_pending_values()
         trial_id = self._storage.create_new_trial(study_id, template_trial)
         trial = self._storage.get_trial(trial_id)
@@ -87,10 +81,7 @@ class CachedStorage(BaseStorage):
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
-        """Set the state of a trial and, when it ends, its objective values.
-
-        Return False if the trial is already running and `state` is RUNNING. Otherwise, return True.
-        """
+        """Set the state of a trial, and its values; return False if it runs already."""
         self._write_pending_values()
         is_set = self._storage.set_trial_state_values(trial_id, state, values)
         times: dict[str, datetime] = {}
@@ -105,10 +96,7 @@ class CachedStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        """Add the loss of a step.
-
-        It is written at the next commit, or before the next change that is not a loss.
-        """
+        """Add the loss of a step; written at the next commit, or before another change."""
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
         self._update_trial(trial_id, intermediate_values={**known, step: intermediate_value})

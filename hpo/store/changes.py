@@ -101,10 +101,7 @@ class Follower:
         self._running: dict[int, Evaluation] = {}  # As they were read last.
 
     def read(self) -> list[Evaluation]:
-        """Return the evaluations that were added or changed their state since the previous call.
-
-        Each is returned once, in its present state. The first call returns all evaluations.
-        """
+        """Return the evaluations that were added or changed since the previous call, each once."""
         self._log.update()
         first, self._count = self._count, len(self._log.entries)
         changes = self._log.list_evaluations() if first is None else self._log.list_changed(first)

@@ -66,10 +66,7 @@ class CheckpointStore:
         self._known_paths: set[Path] = set()  # Files that this process has found or written.
 
     def get_path(self, root: int) -> Path:
-        """Return the path of an individual's checkpoint file.
-
-        `root` is the number of its first trial.
-        """
+        """Return the path of a checkpoint; `root` is the individual's first trial."""
         return self._folder / f"{self._prefix}{root}.safetensors"
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
@@ -83,10 +80,7 @@ class CheckpointStore:
         return path
 
     def make_draft_path(self, assignment: Assignment) -> Path:
-        """Return the path of the draft, the temporary file to which the next checkpoint is written.
-
-        Raises OSError if the folder cannot be created.
-        """
+        """Return the temporary path of the next checkpoint, and create its folder."""
         self._folder.mkdir(exist_ok=True)
         path = self.get_path(assignment.root)
         return path.with_name(f".{path.name}")
@@ -104,10 +98,7 @@ class CheckpointStore:
             path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Return whether this process has found or written the checkpoint of an evaluation.
-
-        The disk is not read.
-        """
+        """Return, without the disk, whether this process has found or written it."""
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:
@@ -125,11 +116,7 @@ class CheckpointStore:
             self.get_path(root).unlink(missing_ok=True)
 
     def remove_all_except(self, roots: Collection[int]) -> None:
-        """Remove all checkpoints and drafts, except the checkpoints of these individuals.
-
-        `roots` are the numbers of their first trials. No process may write a checkpoint during this
-        call.
-        """
+        """Remove all checkpoints but these, and all drafts; no process may write one."""
         kept = {self.get_path(root) for root in roots}
         for path in [
             *self._folder.glob(f"{self._prefix}[0-9]*.safetensors"),
@@ -144,10 +131,7 @@ class CheckpointStore:
             self._folder.rmdir()
 
     def describe_shortage(self, most: int) -> str:
-        """Return a warning if the disk may lack space for `most` more checkpoints.
-
-        It is an empty string otherwise.
-        """
+        """Return a warning if the disk may lack space for `most` more checkpoints, or ""."""
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
         needed = most * max(sizes) if sizes else _LOW_SPACE_BYTES
         free = shutil.disk_usage(self._folder.parent).free
@@ -205,10 +189,7 @@ def read_checkpoint_info(
 
 
 def parse_checkpoint_info(content: dict[str, Any]) -> CheckpointInfo:
-    """Convert the JSON object in a checkpoint file to a description of the evaluation.
-
-    Raises ValueError or TypeError if it is invalid.
-    """
+    """Convert the JSON of a checkpoint; raise ValueError or TypeError if it is invalid."""
     info = CheckpointInfo(**content)
     is_valid = (
         is_mapping(info.params)

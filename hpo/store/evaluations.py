@@ -218,10 +218,7 @@ def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
 
 
 def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations of this run in the order in which they ended.
-
-    Imported ones are left out.
-    """
+    """Return the finished evaluations of this run, without imported ones, ordered by their ends."""
     return sorted(
         (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
         key=lambda evaluation: (evaluation.ended, evaluation.trial),

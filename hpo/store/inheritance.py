@@ -33,10 +33,7 @@ def rank_heritable(
 def select_parents(
     evaluations: Sequence[Evaluation], island: int, islands: int
 ) -> list[Evaluation]:
-    """Return the best evaluations of an island, best first.
-
-    New individuals may start from their checkpoints.
-    """
+    """Return the best of an island, best first; individuals may start from their checkpoints."""
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
@@ -53,10 +50,7 @@ def can_be_inherited(evaluation: Evaluation) -> bool:
 def find_parent(
     params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace
 ) -> Evaluation | None:
-    """Return the first evaluation in `best` with the same immutable parameters as `params`.
-
-    It is None if there is none.
-    """
+    """Return the first evaluation in `best` with the immutable parameters of `params`."""
     names = space.immutable_names
     return next(
         (e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None
@@ -86,10 +80,7 @@ def find_superseded(
 
 
 def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
-    """Return whether any evaluation started from the checkpoint of a parent.
-
-    The loss of such an evaluation does not depend on its hyperparameters alone.
-    """
+    """Return whether any loss depends not only on hyperparameters, but on a parent."""
     return any(evaluation.inherits is not None for evaluation in evaluations)
 
 
@@ -108,11 +99,7 @@ def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list
 def trace_lineage(
     evaluation: Evaluation, evaluations: Mapping[int, Evaluation]
 ) -> list[Evaluation]:
-    """Return the ancestors of an evaluation, oldest first, and finally the evaluation itself.
-
-    The ancestors are its parent (the evaluation from whose checkpoint it started), the parent of
-    its parent, and so on.
-    """
+    """Return an evaluation with its parent, grandparent and so on, oldest first."""
     lineage = [evaluation]
     while (
         parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)
@@ -138,10 +125,7 @@ class InheritancePolicy:
     checkpoints: CheckpointStore
 
     def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
-        """Return the trial from whose checkpoint a new individual of an island starts.
-
-        It is None if there is none.
-        """
+        """Return the trial from whose checkpoint a new individual of an island starts."""
         best = select_parents(self.record.read_evaluations(), island, self.islands)
         available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]
         parent = find_parent(params, available, self.space)
@@ -162,10 +146,7 @@ class InheritancePolicy:
         return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
 
     def find_superseded(self, trial: int) -> list[int]:
-        """Return the first trials of those that `trial` displaces from the best of its island.
-
-        The checkpoints of these individuals are not needed any more.
-        """
+        """Return the individuals whose checkpoints `trial` makes unnecessary."""
         evaluations = self.record.read_evaluations()
         superseded = find_superseded(evaluations, evaluations[trial].island, self.islands)
         return sorted(self.record.find_roots(evaluation.trial for evaluation in superseded))

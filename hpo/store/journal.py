@@ -46,20 +46,14 @@ class RunningChecksum:
         return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
 
     def matches(self, line: bytes) -> bool:
-        """Return whether the checksum in the next line is correct.
-
-        A line without a checksum is accepted.
-        """
+        """Return whether the checksum in the next line is correct, or missing."""
         position = line.rfind(b',"crc":')
         found = _CRC.fullmatch(line, position) if position >= 0 else None
         return found is None or int(found[1]) == zlib.crc32(line[:position] + b"}", self._crc)
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return the entry in a line.
-
-    Raises ValueError with a reason if Optuna cannot have written the line.
-    """
+    """Return the entry in a line; raise ValueError if Optuna cannot have written the line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -153,10 +147,7 @@ class FileLock(JournalFileSymlinkLock):
         self._stale_after = stale_after
 
     def acquire(self) -> bool:
-        """Wait for the lock, take it, and return True.
-
-        Raises OSError if the link cannot be created.
-        """
+        """Wait for the lock, take it, and return True; raise OSError if it cannot be created."""
         pause, seen, since = _MIN_SLEEP, -1.0, clock.now()
         while True:
             with suppress(FileExistsError):
@@ -234,10 +225,7 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def batch_writes(self) -> Iterator[GroupCommit]:
-        """Inside ``with``, collect appended entries.
-
-        Each `commit` of the yielded object writes them together.
-        """
+        """Inside ``with``, collect entries; `commit` of the yielded object writes them."""
         with _open_file(self._path) as file:
             self._group_commit = GroupCommit(self, file)
             try:
@@ -252,10 +240,7 @@ class Journal(JournalFileBackend):
                 self._group_commit = None
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        """Yield all entries except the first `log_number_from`.
-
-        Raises RunError if the file is damaged or cannot be read.
-        """
+        """Yield all entries but the first `log_number_from`; raise RunError for a damaged file."""
         if self._group_commit is not None:
             yield from self._group_commit.take_entries()
             return
@@ -381,10 +366,7 @@ class GroupCommit:
             yield self._unread.popleft()
 
     def commit(self) -> bool:
-        """Write all entries since the previous commit durably, and return whether there were any.
-
-        Raises RunError if they cannot be written.
-        """
+        """Write all entries since the previous commit durably; return if there were any."""
         # If writing fails, these lines are lost: the error ends the run, which can be resumed.
         lines, self._lines = self._lines, b""
         with self._journal._convert_write_errors():
@@ -452,10 +434,7 @@ def _open_file(path: Path) -> FileIO:
 
 
 def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
-    """Append lines to a file of `end` bytes, and flush it.
-
-    If this fails, remove the written part.
-    """
+    """Append lines to a file of `end` bytes, and flush it, or restore it if that fails."""
     try:
         while lines:
             lines = lines[file.write(lines) or 0 :]

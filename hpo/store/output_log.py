@@ -27,10 +27,7 @@ class OutputLog:
         self._has_failed = False
 
     def add(self, trial: int, text: str) -> None:
-        """Add lines to the output of an evaluation.
-
-        After about 1 MiB of output, lines are dropped.
-        """
+        """Add lines to the output of an evaluation; drop them after about 1 MiB."""
         if not text or self._byte_counts[trial] > _MAX_BYTES_KEPT or self._has_failed:
             return
         content = escape_unencodable(text).encode()
@@ -81,10 +78,7 @@ class LogTail:
 
 
 def read_log_tail(path: Path) -> LogTail | None:
-    """Return the last lines of a file, even if the final one is incomplete.
-
-    It is None if the file is missing or empty.
-    """
+    """Return the last lines of a file, even an incomplete one; None without any."""
     if not path.exists():
         return None
     if not path.is_file():

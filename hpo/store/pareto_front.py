@@ -22,10 +22,7 @@ MAX_FRONT_WEIGHTS = 10  # Individuals on the front whose weights are kept.
 
 
 def compute_costs(evaluations: Sequence[Evaluation], objectives: Objectives) -> Costs:
-    """Return the costs of evaluations, shape (evaluations, objectives); lower is better.
-
-    All costs of an evaluation are infinite if one of its values is not finite.
-    """
+    """Return costs, shape (evaluations, objectives); lower is better, not finite is infinite."""
     costs = [objectives.compute_costs(evaluation.values) for evaluation in evaluations]
     return np.array(costs, float).reshape(-1, len(objectives.names))
 
@@ -47,10 +44,7 @@ def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> lis
 
 
 def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return evaluations with distinct values.
-
-    Of several with equal values, keep the earliest trial.
-    """
+    """Return the evaluations with distinct values: of equal values, the earliest trial."""
     earliest: dict[tuple[float, ...], Evaluation] = {}
     for evaluation in evaluations:
         same = earliest.get(evaluation.values, evaluation)
@@ -116,10 +110,7 @@ class FrontArchive:
         self.costs = compute_costs(self.front, objectives)
 
     def would_join(self, trial: int, values: Sequence[float]) -> bool:
-        """Return whether a trial with these values would be on the front.
-
-        Later trials with equal values would not.
-        """
+        """Return whether a trial with these values would be on the front."""
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))

@@ -54,14 +54,9 @@ class HalvingSchedule:
 
     @cached_property
     def _bracket_cycle(self) -> list[int]:
-        """Brackets to which consecutive individuals are assigned, evenly mixed.
-
-        The sequence repeats.
-        """
-        shares = [
-            self.factor ** (len(self.first_rungs) - 1 - bracket)
-            for bracket in range(len(self.first_rungs))
-        ]
+        """Brackets of consecutive individuals, evenly mixed. The sequence repeats."""
+        last = len(self.first_rungs) - 1
+        shares = [self.factor ** (last - bracket) for bracket in range(last + 1)]
         turns = sorted(
             ((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share)
         )
@@ -82,25 +77,20 @@ class HalvingSchedule:
 
     def count_promoted(self, reached: int) -> int:
         """Return how many individuals continue if `reached` individuals have reached a rung."""
-        return (
-            max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
-        )
+        if self.promotion_limit is not None:
+            return self.promotion_limit
+        return max(1, reached // self.factor)
 
     def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
-        """Return how many paused individuals can still be promoted at most, given the budget.
-
-        With several objectives, these may be all individuals, because all may be on one Pareto
-        front.
-        """
+        """Return how many paused individuals can still be promoted at most, given the budget."""
         if objectives.is_multi_objective:
-            return budget
-        return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
+            return budget  # All may be on one Pareto front.
+        if self.promotion_limit is not None:
+            return self.promotion_limit
+        return budget // (self.factor - 1)
 
     def count_needed(self, position: int) -> int | None:
-        """Return how many individuals must reach a rung before `position` (from 0) continues.
-
-        It is None if it never does.
-        """
+        """Return how many must reach a rung before `position` (from 0) continues."""
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
         return self.factor * (position + 1) if position else 1
@@ -226,10 +216,7 @@ class SuccessiveHalving:
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
-        """Add the changes since the last call, and return this object.
-
-        `evaluations` must be all of the search.
-        """
+        """Add the changes of all evaluations since the last call; return this object."""
         changed = [
             index
             for index, evaluation in self._unfinished.items()
@@ -258,9 +245,12 @@ class SuccessiveHalving:
             self._longest_complete = max(self._longest_complete or 0, *evaluation.curve, 0)
 
     def _update_rungs(self, root: int, group: Sequence[Evaluation]) -> None:
-        latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
-        bracket, most = self._halving.find_bracket(root), max(longest.curve, default=0)
-        before, now = self._rung_costs.get(root, {}), {}
+        latest = group[-1]
+        longest = max(group, key=lambda evaluation: len(evaluation.curve))
+        bracket = self._halving.find_bracket(root)
+        most = max(longest.curve, default=0)
+        before = self._rung_costs.get(root, {})
+        now = {}
         others = next(
             (evaluation.other_values for evaluation in reversed(group) if evaluation.other_values),
             (),
@@ -289,35 +279,30 @@ class SuccessiveHalving:
         its longest evaluation. `others`, the latest values of the other objectives, replace values
         that the rung does not have.
         """
-        lowest = min(
-            (_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs),
-            default=math.inf,
-        )
+        losses = [loss for epoch, loss in longest.curve.items() if epoch <= epochs]
+        lowest = min((loss for loss in losses if not math.isnan(loss)), default=math.inf)
         if not self._objectives.is_multi_objective:
             return (math.inf if has_failed else lowest,)
         values = longest.at_rungs.get(epochs, (lowest, *others))
         return self._objectives.compute_costs(() if has_failed else values)
 
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
-        """Return a rung.
-
-        It is None if no individual has reached it, or if it is not effective and none was paused
-        there.
-        """
+        """Return a rung; None if none has reached it, or none must pause there."""
         reached = self._members.get((bracket, epochs))
         if reached is None:
             return None
         factor = 2 if self._halving.promotion_limit else self._halving.factor
-        ranking, continued = reached.ranking, reached.continued
+        ranking = reached.ranking
+        continued = reached.continued
         is_effective = self._longest_complete is None or epochs <= self._longest_complete / factor
-        if not is_effective:
-            ranking, continued = (
-                ranking.restrict_to(reached.last_paused),
-                continued & reached.last_paused,
-            )
-            if not len(ranking):
+        if is_effective:
+            count = self._halving.count_promoted(len(ranking))
+        else:
+            ranking = ranking.restrict_to(reached.last_paused)
+            continued = continued & reached.last_paused
+            count = len(ranking)
+            if not count:
                 return None
-        count = self._halving.count_promoted(len(ranking)) if is_effective else len(ranking)
         return Rung(
             bracket,
             epochs,
@@ -357,11 +342,9 @@ def find_promotable(
     objectives: Objectives = ONLY_LOSS,
 ) -> list[Evaluation]:
     """Return the paused evaluations to promote, highest rungs first; none without a schedule."""
-    return (
-        SuccessiveHalving(halving, objectives).update(evaluations).find_promotable()
-        if halving
-        else []
-    )
+    if halving is None:
+        return []
+    return SuccessiveHalving(halving, objectives).update(evaluations).find_promotable()
 
 
 def is_search_over(
@@ -375,23 +358,15 @@ def is_search_over(
     return spent and not find_promotable(HALVING_SCHEDULES.get(pruner), evaluations, objectives)
 
 
-def _replace_nan(loss: float) -> float:
-    return math.inf if math.isnan(loss) else loss
-
-
 @dataclass(frozen=True)
 class PruningDecision:
-    """Hold the decision of a pruner on an evaluation.
-
-    Attributes:
-        state: How the evaluation continues.
-        may_be_promoted: Whether a paused evaluation can still be promoted in this run.
-        eliminated: First trials of the paused individuals that can no longer be promoted.
-    """
+    """Hold the decision of a pruner on an evaluation."""
 
     state: Literal["running", "pruned", "paused"]
     may_be_promoted: bool = False
+    """Whether a paused evaluation can still be promoted in this run."""
     eliminated: Sequence[int] = ()
+    """First trials of the paused individuals that can no longer be promoted."""
 
 
 @dataclass(frozen=True)
@@ -402,22 +377,13 @@ class StoppingPruner:
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
         """Decide whether to stop an evaluation by comparing it with all others."""
-        return PruningDecision(
-            "pruned" if record.should_prune(assignment, self.pruner) else "running"
-        )
+        is_pruned = record.should_prune(assignment, self.pruner)
+        return PruningDecision("pruned" if is_pruned else "running")
 
 
 @dataclass(frozen=True)
 class PausingPruner:
-    """Pause an evaluation at a rung unless it is among the best.
-
-    Several objectives are compared by dominance.
-
-    Attributes:
-        halving: Schedule of the rungs.
-        budget: Number of evaluations of the run.
-        objectives: Objectives of the run.
-    """
+    """Pause an evaluation at a rung unless it is among the best."""
 
     halving: HalvingSchedule
     budget: int
@@ -440,9 +406,9 @@ class PausingPruner:
             return PruningDecision("running")
         if self.objectives.is_multi_objective:
             record.record_rung_values(assignment, epochs, values)
-        rung = self._successive_halving.update(record.read_evaluations()).find_rung(
-            self.halving.find_bracket(assignment.root), epochs
-        )
+        self._successive_halving.update(record.read_evaluations())
+        bracket = self.halving.find_bracket(assignment.root)
+        rung = self._successive_halving.find_rung(bracket, epochs)
         if rung is None or not rung.is_effective:
             return PruningDecision("running")  # The evaluation is near its end.
         limit = self.halving.count_promoted(self.budget)
@@ -457,17 +423,9 @@ Pruner = Union[StoppingPruner, PausingPruner]
 
 
 def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> Pruner | None:
-    """Create the pruner with this name; return None for the name "none".
+    """Create the pruner that --pruner names; None for "none".
 
-    Args:
-        name: Name of the pruner, which is the value of the option --pruner.
-        budget: Number of evaluations of the run.
-
-    Returns:
-        The pruner, or None.
-
-    Raises:
-        UsageError: If the name is unknown.
+    Raises UsageError if it is unknown.
     """
     if percentile := re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", name):
         if 0 < float(percentile[1]) < 100:
@@ -498,12 +456,14 @@ def describe_blind_spot(
             f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which compare "
             "by dominance"
         )
-    own = group_by_individual(
-        [evaluation for evaluation in evaluations if not evaluation.imported_from]
-    )
-    unknown = sum(
-        _has_unknown_rung(HALVING_SCHEDULES[name], root, group) for root, group in own.items()
-    )
+    halving = HALVING_SCHEDULES[name]
+    own = [evaluation for evaluation in evaluations if not evaluation.imported_from]
+    unknown = 0
+    for root, group in group_by_individual(own).items():
+        longest = max(group, key=lambda evaluation: len(evaluation.curve))
+        rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
+        is_unknown = any(epochs not in longest.at_rungs for epochs in rungs)
+        unknown += group[-1].state != "failed" and is_unknown
     if not unknown:
         return ""
     return (
@@ -511,10 +471,3 @@ def describe_blind_spot(
         f"not record {', '.join(objectives.metric_names)} at rungs. Their last values are used "
         "instead"
     )
-
-
-def _has_unknown_rung(halving: HalvingSchedule, root: int, group: Sequence[Evaluation]) -> bool:
-    """Return whether an individual passed a rung at which only its loss was recorded."""
-    latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
-    rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
-    return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

@@ -7,125 +7,71 @@ The cost of such an update hardly depends on the number of individuals.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Protocol
+from typing import Union
 
 import numpy as np
 import numpy.typing as npt
 
 from hpo.dominance import Costs
 
-
-class Ranking(Protocol):
-    """Rank individuals by their costs; lower is better.
-
-    The first trial of an individual identifies it. Individuals in `candidates` are paused.
-    Individuals in `stopped` never continue. All others have continued. All three kinds are ranked
-    together. `stopped` matters only with several objectives: see `_DominanceRanking`.
-    """
-
-    def __len__(self) -> int: ...
-
-    @property
-    def entries(self) -> list[tuple[float, int]]:
-        """Loss and first trial of each individual as pairs, best first."""
-
-    def add(self, root: int, costs: tuple[float, ...]) -> None:
-        """Add an individual. The first of its costs is the loss."""
-
-    def remove(self, root: int) -> None:
-        """Remove an individual."""
-
-    def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals rank before this one.
-
-        Later additions cannot change this.
-        """
-
-    def is_best(
-        self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]
-    ) -> bool:
-        """Return whether an individual is among the best `count`, as if it were a candidate."""
-
-    def select_best(
-        self, count: int, candidates: Collection[int], stopped: Collection[int]
-    ) -> list[int]:
-        """Return the `candidates` among the best `count` of all individuals, best first."""
-
-    def find_next(
-        self, candidates: Collection[int], stopped: Collection[int]
-    ) -> tuple[int, int] | None:
-        """Return how many individuals rank before the best candidate, and its first trial.
-
-        It is None without candidates.
-        """
-
-    def find_behind(self, count: int) -> list[int]:
-        """Return some of the individuals behind the best `count`; possibly none."""
-
-    def restrict_to(self, roots: Collection[int]) -> Ranking:
-        """Return a new ranking with only the individuals in `roots`."""
-
-
 # One addition moves one individual behind the best, and two removals at once are rare.
 _BEHIND_LIMIT = 16
 
 
-class _LossRanking:
-    """Rank individuals by the loss. Equal losses are ranked by the number of the first trial."""
+class LossRanking:
+    """Rank individuals by the loss; lower is better. The earlier first trial ranks before equals.
 
-    def __init__(self, entries: list[tuple[float, int]] | None = None) -> None:
-        self.entries = sorted(entries or [])
+    The first trial of an individual identifies it. Individuals in `candidates` are paused.
+    Individuals in `stopped` never continue. All others have continued. All three kinds are ranked
+    together. `stopped` matters only with several objectives: see `DominanceRanking`.
+    """
+
+    def __init__(self, entries: Iterable[tuple[float, int]] = ()) -> None:
+        self.entries = sorted(entries)
         self._losses = {root: loss for loss, root in self.entries}
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
+        """Add an individual. The first of its costs is the loss."""
         insort(self.entries, (costs[0], root))
         self._losses[root] = costs[0]
 
     def remove(self, root: int) -> None:
+        """Remove an individual."""
         del self.entries[self._count_ahead(root)]
         del self._losses[root]
 
     def is_behind(self, root: int, count: int) -> bool:
+        """Return whether at least `count` rank before this one, whatever is added later."""
         return self._count_ahead(root) >= count
 
-    def is_best(
-        self,
-        root: int,
-        count: int,
-        candidates: Collection[int],  # noqa: ARG002
-        stopped: Collection[int],  # noqa: ARG002
-    ) -> bool:
+    def is_best(self, root: int, count: int, *_: object) -> bool:
+        """Return whether an individual is among the best `count`, as if it were a candidate."""
         return self._count_ahead(root) < count
 
-    def select_best(
-        self,
-        count: int,
-        candidates: Collection[int],
-        stopped: Collection[int],  # noqa: ARG002
-    ) -> list[int]:
+    def select_best(self, count: int, candidates: Collection[int], *_: object) -> list[int]:
+        """Return the `candidates` among the best `count` of all individuals, best first."""
         return [root for _, root in self.entries[:count] if root in candidates]
 
-    def find_next(
-        self,
-        candidates: Collection[int],
-        stopped: Collection[int],  # noqa: ARG002
-    ) -> tuple[int, int] | None:
-        return next(
-            ((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates),
-            None,
-        )
+    def find_next(self, candidates: Collection[int], *_: object) -> tuple[int, int] | None:
+        """Return how many individuals rank before the best candidate, and its first trial."""
+        for index, (_loss, root) in enumerate(self.entries):
+            if root in candidates:
+                return index, root
+        return None
 
     def find_behind(self, count: int) -> list[int]:
+        """Return some of the individuals behind the best `count`; possibly none."""
         return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
 
-    def restrict_to(self, roots: Collection[int]) -> _LossRanking:
-        return _LossRanking([entry for entry in self.entries if entry[1] in roots])
+    def restrict_to(self, roots: Collection[int]) -> LossRanking:
+        """Return a new ranking with only the individuals in `roots`."""
+        return LossRanking(entry for entry in self.entries if entry[1] in roots)
 
     def _count_ahead(self, root: int) -> int:
         return bisect_left(self.entries, (self._losses[root], root))
@@ -169,11 +115,7 @@ class _Layer:
     def select_best(
         self, count: int, candidates: Collection[int], stopped: Collection[int]
     ) -> list[int]:
-        """Return the candidates among the best `count` individuals of this layer, best first.
-
-        Individuals that are neither in `candidates` nor in `stopped` have been trained further.
-        They come first.
-        """
+        """Return the candidates among the best `count`; those that continued come first."""
         waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
             return [root for _, root in waiting.entries]
@@ -184,16 +126,16 @@ class _Layer:
         return sorted(zip(self.costs[:, 0].tolist(), self.roots, strict=True))
 
 
-class _DominanceRanking:
+class DominanceRanking:
     """Rank individuals by non-dominated sorting: the Pareto front first, then the next layers.
 
-    The next layer is the front of the remaining individuals, and so on. If only a part of a layer
-    is among the best `count`, individuals that have been trained further come first. Then
-    candidates are selected one by one, each as far as possible from the selected ones (Schmucker et
-    al., "Multi-objective asynchronous successive halving", 2021). Individuals in `stopped` come
-    last. An addition moves only the individuals that it displaces (Li et al., "Efficient
-    nondomination level update method for steady-state evolutionary multiobjective optimization",
-    2017).
+    The methods are those of `LossRanking`. The next layer is the front of the remaining
+    individuals, and so on. If only a part of a layer is among the best `count`, individuals that
+    have been trained further come first. Then candidates are selected one by one, each as far as
+    possible from the selected ones (Schmucker et al., "Multi-objective asynchronous successive
+    halving", 2021). Individuals in `stopped` come last. An addition moves only the individuals that
+    it displaces (Li et al., "Efficient nondomination level update method for steady-state
+    evolutionary multiobjective optimization", 2017).
     """
 
     def __init__(self) -> None:
@@ -215,7 +157,8 @@ class _DominanceRanking:
         the individuals that they dominate in the same way.
         """
         self._costs[root] = costs
-        moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
+        moved = _Layer([root], np.array([costs]))
+        index = self._find_layer(costs)
         while index < len(self._layers):
             layer = self._layers[index]
             kept, dominated = layer.split(moved.dominates(layer.costs).tolist())
@@ -224,7 +167,8 @@ class _DominanceRanking:
             self._layers[index] = kept.merge(moved)
             if not dominated.roots:
                 return
-            moved, index = dominated, index + 1
+            moved = dominated
+            index += 1
         self._layers.insert(index, moved)
 
     def remove(self, root: int) -> None:
@@ -243,7 +187,8 @@ class _DominanceRanking:
             self._layers[index] = layer.merge(risen)
             if not risen.roots:
                 return
-            layer, index = left, index + 1
+            layer = left
+            index += 1
         self._layers[index : index + 1] = [layer] if layer.roots else []
 
     def is_behind(self, root: int, count: int) -> bool:
@@ -252,12 +197,14 @@ class _DominanceRanking:
         Other individuals that rank before this one do not count, because additions may move them
         behind it.
         """
-        costs, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
+        costs = np.vstack([layer.costs for layer in self._layers])
+        own = np.array(self._costs[root])
         return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
 
     def is_best(
         self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]
     ) -> bool:
+        """Return whether an individual is among the best `count`, as if it were a candidate."""
         index = self._find_layer(self._costs[root])
         count -= sum(len(layer.roots) for layer in self._layers[:index])
         layer = self._layers[index]
@@ -269,6 +216,7 @@ class _DominanceRanking:
     def select_best(
         self, count: int, candidates: Collection[int], stopped: Collection[int]
     ) -> list[int]:
+        """Return the `candidates` among the best `count` of all individuals, best first."""
         found: list[int] = []
         for layer in self._layers:
             if count <= 0:
@@ -281,22 +229,24 @@ class _DominanceRanking:
     def find_next(
         self, candidates: Collection[int], stopped: Collection[int]
     ) -> tuple[int, int] | None:
+        """Return how many individuals rank before the best candidate, and its first trial."""
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)
             if waiting.roots:
-                return ahead + len(continued.roots), _select_farthest(waiting, continued.costs, 1)[
-                    0
-                ]
+                best = _select_farthest(waiting, continued.costs, 1)[0]
+                return ahead + len(continued.roots), best
             ahead += len(layer.roots)
         return None
 
-    def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
+    def find_behind(self, _count: int) -> list[int]:
+        """Return no individuals."""
         # To find them, each addition would have to compare all individuals with each other.
         return []
 
-    def restrict_to(self, roots: Collection[int]) -> _DominanceRanking:
-        some = _DominanceRanking()
+    def restrict_to(self, roots: Collection[int]) -> DominanceRanking:
+        """Return a new ranking with only the individuals in `roots`."""
+        some = DominanceRanking()
         for root, costs in self._costs.items():
             if root in roots:
                 some.add(root, costs)
@@ -315,13 +265,15 @@ def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
     to the range of each objective. If no individual has been selected, the lowest loss comes first.
     """
     order = np.lexsort((np.array(layer.roots), layer.costs[:, 0]))
-    roots, costs = [layer.roots[index] for index in order], layer.costs[order]
+    roots = [layer.roots[index] for index in order]
+    costs = layer.costs[order]
     if count >= len(roots) or not np.isfinite(costs).all():
         return roots[: max(0, count)]
     halves = np.vstack([costs, taken]) / 2  # The difference of two floats may overflow.
     spans = np.ptp(halves, axis=0)
     units = halves / np.where(spans > 0, spans, 1.0)
-    left, found = units[: len(roots)], []
+    left = units[: len(roots)]
+    found = []
     apart = np.full(len(roots), np.inf)
     for point in units[len(roots) :]:
         apart = np.minimum(apart, ((left - point) ** 2).sum(axis=1))
@@ -333,6 +285,9 @@ def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
     return found
 
 
+Ranking = Union[LossRanking, DominanceRanking]
+
+
 def make_ranking(objectives: int) -> Ranking:
     """Return an empty ranking for this number of objectives."""
-    return _DominanceRanking() if objectives > 1 else _LossRanking()
+    return DominanceRanking() if objectives > 1 else LossRanking()

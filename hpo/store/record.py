@@ -73,11 +73,7 @@ class Record:
         confirms: str = "",
         objectives: Objectives = ONLY_LOSS,
     ) -> Record:
-        """Create a study, and return its record. `space` describes each parameter by name.
-
-        `confirms` names the study that is confirmed; empty for a search. Raises ValueError if the
-        study exists.
-        """
+        """Create a study; `space` describes its parameters, `confirms` names a confirmed study."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
         study_id = make_study(opened, study_name, objectives)
@@ -96,10 +92,7 @@ class Record:
         return self._storage.get_study_user_attrs(self._study_id)
 
     def open_sibling(self, study_name: str) -> Record | None:
-        """Open another study of the same storage, without opening the storage again.
-
-        Return None if it is missing.
-        """
+        """Open another study of the same open storage; None if it is missing."""
         try:
             return Record(self._storage, study_name)
         except KeyError:
@@ -120,10 +113,7 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         attributes: Mapping[str, Any],
     ) -> Assignment:
-        """Create a running trial.
-
-        The caller (`hpo.store.study_writer`) checks the budget and rejects duplicates.
-        """
+        """Create a running trial. The caller checks the budget, and rejects duplicates."""
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
@@ -147,28 +137,19 @@ class Record:
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
 
     def start_test(self, repeated: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that repeats an evaluation to test a suspected worker.
-
-        It does not count for anything else.
-        """
+        """Start a trial that only tests a suspected worker: it repeats an evaluation."""
         trial = self.read_trials()[repeated.trial]
         own = {**attributes, "seed": repeated.seed, "tests": repeated.trial}
         return self.start_trial(trial.params, trial.distributions, own)
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of a trial that tests a worker.
-
-        `failure` is empty if the worker has passed.
-        """
+        """Record the end of such a test; `failure` is empty if the worker has passed."""
         self._end_trial(
             assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure
         )
 
     def retry_failed(self, evaluation: Evaluation) -> None:
-        """Enqueue a failed evaluation again, since its worker was broken. Then it no longer counts.
-
-        An evaluation that was retried for this reason before still counts.
-        """
+        """Retry an evaluation that a broken worker has failed, unless it is such a retry itself."""
         trials = self.read_trials()
         before = None if evaluation.retry_of is None else trials[evaluation.retry_of]
         if before is None or before.state != TrialState.FAIL or is_interrupted(before):
@@ -237,10 +218,7 @@ class Record:
         metrics: Mapping[str, float],
         **attributes: int,
     ) -> None:
-        """Record that an evaluation is complete.
-
-        `attributes` may contain `cut_after`, see `Evaluation`.
-        """
+        """Record that an evaluation is complete; `attributes` may contain `cut_after`."""
         self._end_with_loss(
             assignment, TrialState.COMPLETE, loss, metrics, seconds=seconds, **attributes
         )
@@ -310,10 +288,7 @@ class Record:
         return count
 
     def cancel_waiting(self, waiting: Evaluation) -> None:
-        """End a waiting trial, so that it is never evaluated.
-
-        No other process may start trials during this call.
-        """
+        """End a waiting trial that is not to be evaluated, while no process starts trials."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(
             self._study_id, waiting.trial
         )
@@ -365,10 +340,7 @@ class Record:
         return len(running)
 
     def count_initial_failures(self) -> int:
-        """Return the number of evaluations that failed since this record was opened.
-
-        It is 0 if any evaluation succeeded.
-        """
+        """Return how many failed since this record was opened; 0 after a success."""
         evaluations = self.read_evaluations()
         if any(
             evaluation.counts_for_budget and evaluation.state != "failed"
@@ -385,11 +357,7 @@ class Record:
         return self._log.list_evaluations()
 
     def follow(self, with_losses: bool = False) -> Follower:
-        """Return a follower, which reads the changes of the study.
-
-        Args:
-            with_losses: Whether running evaluations with new losses are changes, too.
-        """
+        """Return a follower of the changes; with `with_losses`, new losses are changes, too."""
         return Follower(self._log, with_losses)
 
     def _read_waiting(self) -> list[FrozenTrial]:
@@ -429,17 +397,9 @@ def make_directions(objectives: Objectives) -> list[StudyDirection]:
 
 
 def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
-    """Create a study with these objectives, and return its id.
+    """Create a study with these objectives, and return its id, or that of an interrupted creation.
 
-    The names of the objectives are stored for Optuna's plots and dashboard. If the study exists
-    with these objectives, but has neither a search space nor trials, its creation was interrupted.
-    Then its id is returned.
-
-    Returns:
-        The id of the study.
-
-    Raises:
-        ValueError: If another study has this name.
+    Raise ValueError if another study has this name.
     """
     try:
         study_id = storage.create_new_study(make_directions(objectives), name)
@@ -462,10 +422,7 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
 
 
 def read_objectives(study: optuna.Study) -> Objectives:
-    """Return the objectives of a study. The first is named "loss".
-
-    Others without names are numbered.
-    """
+    """Return the objectives of a study: "loss" first; objectives without names are numbered."""
     stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
     names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)

@@ -60,10 +60,7 @@ class RunDir:
         return self.path.absolute().name
 
     def get_log_path(self, trial: int, confirms: bool = False) -> Path:
-        """Return the file for the output of a trial.
-
-        If `confirms` is true, it is a trial of the confirmation study.
-        """
+        """Return the file for the output of a trial of the search, or of a confirmation."""
         return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
@@ -72,10 +69,7 @@ class RunDir:
         return self.run_json.exists() or self.journal.exists()
 
     def check_usable(self, resume: bool) -> None:
-        """Raise UsageError unless a run can start in this directory.
-
-        If `resume` is true, the directory may contain a run, which is then resumed.
-        """
+        """Raise UsageError unless a run can start in this directory, or resume if `resume`."""
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
                 # It raises for a name that is too long; exists() does not on Python 3.14.
@@ -123,10 +117,7 @@ class RunDir:
         return free is None and is_alive(int(holder[1]))
 
     def check_lock(self) -> bool | None:
-        """Return whether a process holds the lock, as this host sees it.
-
-        It is None if this host cannot find out.
-        """
+        """Return whether a process holds the lock, or None if this host cannot find out."""
         try:
             with self.lock.open() as file:
                 free = try_system_lock(file, shared=True)
@@ -136,10 +127,7 @@ class RunDir:
 
     @property
     def holder(self) -> str:
-        """Description of the process of the current run, or of a run that crashed.
-
-        It is empty if there is neither.
-        """
+        """Description of the process of the current run, or of one that crashed, or ""."""
         with suppress(OSError, ValueError):
             return make_printable(self.lock.read_text().strip()[:200])
         return ""
@@ -245,10 +233,7 @@ def _try_lock(file: IO[str]) -> bool | None:
 
 
 def make_run_dir(name: str) -> RunDir:
-    """Create the directory runs/NAME-DATE-TIME, and return it.
-
-    If it exists, add a number to the name.
-    """
+    """Create the directory runs/NAME-DATE-TIME, with a number if it exists, and return it."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
@@ -262,10 +247,7 @@ def make_run_dir(name: str) -> RunDir:
 
 
 def find_existing(path: Path) -> Path:
-    """Return the absolute path, or the nearest path above it that exists.
-
-    A link to nothing counts as existing.
-    """
+    """Return the absolute path, or the nearest above it that exists, even as a broken link."""
     absolute = path.absolute()
     return next(one for one in [absolute, *absolute.parents] if one.exists() or one.is_symlink())
 
@@ -276,10 +258,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically. If the path is a symbolic link, write the target of the link.
-
-    Raises RunError if the file cannot be written.
-    """
+    """Write a file, or the target of a link, atomically; raise RunError if that fails."""
     target = Path(os.path.realpath(path))
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:

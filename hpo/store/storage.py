@@ -243,10 +243,7 @@ def _call_with_retry(
 
 
 def _end_trial(step: Callable[[], bool]) -> bool:
-    """Repeat `step`, which sets the state of a trial.
-
-    Return True if an earlier attempt has already ended the trial.
-    """
+    """Repeat `step`, which ends a trial; return True if an earlier attempt has ended it."""
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -256,11 +253,7 @@ def _end_trial(step: Callable[[], bool]) -> bool:
 def _add_trial(
     step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial
 ) -> int:
-    """Add a trial unless an earlier attempt has added it, and return its id.
-
-    If a trial has equal parameters and equal attributes, an earlier attempt has added it. All other
-    trials differ in parameters or in attributes.
-    """
+    """Add a trial, unless one with equal parameters and attributes shows that it was added."""
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
             return trial._trial_id

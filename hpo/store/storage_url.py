@@ -22,11 +22,7 @@ def is_url(storage: str) -> bool:
 
 
 def find_storage_file(storage: str) -> Path | None:
-    """Return the file that contains a storage.
-
-    Return None for a database server, and for an SQLite database in memory or with a ``file:``
-    name.
-    """
+    """Return the file of a journal or an SQLite database; None for other storages."""
     if not is_url(storage):
         return Path(storage)
     url = _parse_url(storage)
@@ -40,10 +36,7 @@ def find_storage_file(storage: str) -> Path | None:
 
 
 def resolve_url(storage: str) -> str:
-    """Make the path in an SQLite URL absolute, so that the URL is valid in all working directories.
-
-    Other URLs and paths are returned unchanged.
-    """
+    """Make the path in an SQLite URL absolute, so that it is valid in all directories."""
     if not is_url(storage):
         return storage
     path, url = find_storage_file(storage), _parse_url(storage)
@@ -53,10 +46,7 @@ def resolve_url(storage: str) -> str:
 
 
 def mask_password(storage: str) -> str:
-    """Return a storage URL, or URL#STUDY, with asterisks instead of the password.
-
-    A path is returned unchanged.
-    """
+    """Return a storage URL, or URL#STUDY, with asterisks instead of the password."""
     if not is_url(storage):
         return storage
     before, mark, study = storage.partition("#")

@@ -24,11 +24,7 @@ def open_study(storage: str, study_name: str) -> Record | None:
 
 
 def open_confirmations(storage: str, study_name: str) -> Record | None:
-    """Open the study in which the best individuals of a run are trained again with other seeds.
-
-    Return None if there is none yet. Raise UsageError if the study of this name belongs to another
-    run.
-    """
+    """Open the confirmations of a run; raise UsageError if its name belongs to another run."""
     name = make_confirmation_name(study_name)
     if is_storage_missing(storage):
         return None
@@ -45,10 +41,7 @@ def open_confirmations(storage: str, study_name: str) -> Record | None:
 
 
 def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that must exist.
-
-    Raises UsageError if its storage or its study is missing.
-    """
+    """Open the record of a run; raise UsageError if its storage or its study is missing."""
     if is_storage_missing(storage):
         raise UsageError(
             f"{find_storage_file(storage)}, the study of this run, is missing: restore it"
@@ -85,10 +78,7 @@ def is_storage_missing(storage: str) -> bool:
 
 @contextmanager
 def convert_storage_errors(storage: str) -> Iterator[None]:
-    """Inside ``with``, convert the errors of all kinds of storages to UsageError.
-
-    StorageUnavailableError is not converted.
-    """
+    """Inside ``with``, convert errors of all storages to UsageError, except outages."""
     try:
         yield
     except (UsageError, StorageUnavailableError):

@@ -64,10 +64,7 @@ class StudyClient:
         self.listeners: list[Callable[[Evaluation], None]] = []
 
     def read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that were added, or changed their state, since the previous call.
-
-        The first call returns all evaluations.
-        """
+        """Return the evaluations that were added, or changed, since the previous call."""
         content, self._change_count = self.call.read_changes(self._change_count)
         stream = io.BytesIO(content)
         changes = []
@@ -79,10 +76,7 @@ class StudyClient:
         return changes
 
     def claim(self, params: Mapping[str, Any] | None, **attributes: Any) -> Assignment | None:
-        """Start the next evaluation of this worker, see `hpo.store.study_writer.Claims.claim`.
-
-        Wait if the worker must wait for others.
-        """
+        """Start the next evaluation of this worker, see `Claims.claim`; wait if it must wait."""
         while not self.is_stopping():
             claimed = self.call.claim(params, **attributes)
             if claimed != "wait":

@@ -186,10 +186,7 @@ class StudyWriter(Record):
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Inside ``with``, collect changes until the next commit.
-
-        The end of the block commits, too.
-        """
+        """Inside ``with``, collect changes until the next commit, or the end of the block."""
         with self._cached_storage.batch_writes() if self._cached_storage else nullcontext():
             yield
             self.commit()
@@ -288,10 +285,7 @@ class StudyWriter(Record):
         return cast("ConfirmedWeights", self.weights).should_keep(trial, loss)
 
     def list_weight_files(self, trial: int) -> list[str]:
-        """Return the files to which the weights of a complete evaluation should be written.
-
-        An empty list discards them.
-        """
+        """Return the files for the weights of a complete evaluation; [] discards them."""
         self._collect_changes()
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
 
@@ -314,10 +308,7 @@ class StudyWriter(Record):
         return is_first
 
     def read_previous_losses(self, trial: int) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that this trial retries or continues.
-
-        Return no losses and 0 seconds for the first trial of an individual.
-        """
+        """Return losses and seconds of the trial that this one continues, if any."""
         evaluations = self.read_evaluations()
         previous = evaluations[trial].retry_of
         if previous is None:
@@ -326,10 +317,7 @@ class StudyWriter(Record):
         return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
     def read_checkpoint_step(self, trial: int) -> int:
-        """Return the number of losses at the latest checkpoint of an evaluation.
-
-        It is 0 without a checkpoint.
-        """
+        """Return the number of losses at the latest checkpoint; 0 without one."""
         return self.read_evaluations()[trial].checkpoint_step
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:

@@ -65,10 +65,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, TensorBytes]:
-    """Return the positions of the tensors in a file, by name.
-
-    Raises ValueError if the file is incomplete.
-    """
+    """Return the positions of the tensors in a file; raise ValueError if it is incomplete."""
     size = file.seek(0, 2) - start
     pieces = {}
     for name, entry in header.items():

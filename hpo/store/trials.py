@@ -39,20 +39,9 @@ def _is_at_rungs(value: object) -> bool:
 
 
 _VALIDATORS: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(
-        (
-            *("island", "worker", "generation", "confirms", "seed", "retry_of", "crash_count"),
-            *(
-                "resumed_from_step",
-                "checkpoint_step",
-                "paused_after",
-                "cut_after",
-                "inherits",
-                "tests",
-            ),
-        ),
-        is_whole_number,
-    ),
+    **dict.fromkeys(("island", "worker", "generation", "confirms", "seed"), is_whole_number),
+    **dict.fromkeys(("retry_of", "crash_count", "resumed_from_step", "inherits"), is_whole_number),
+    **dict.fromkeys(("checkpoint_step", "paused_after", "cut_after", "tests"), is_whole_number),
     **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
@@ -66,10 +55,7 @@ def is_interrupted(trial: FrozenTrial) -> bool:
 
 
 def find_retried_trial(trial: FrozenTrial) -> int | None:
-    """Return the number of the trial that this one retries or continues.
-
-    It is None for the first trial of an individual.
-    """
+    """Return the trial that this one retries or continues; None if it is the first."""
     return _find_earlier_trial(trial, "retry_of")
 
 
@@ -98,19 +84,16 @@ def is_paused(trial: FrozenTrial) -> bool:
 
 def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
     """Return the assignment of a trial that has started; `trials` are all trials of the study."""
-    seed, evaluation = trial.user_attrs.get("seed"), make_evaluation(trial)
-    parent = (
-        None
-        if evaluation.inherits is None
-        else find_root_trial(trials[evaluation.inherits], trials)
-    )
-    root = find_root_trial(trial, trials)
+    evaluation = make_evaluation(trial)
+    parent = None
+    if evaluation.inherits is not None:
+        parent = find_root_trial(trials[evaluation.inherits], trials)
     return Assignment(
         trial._trial_id,
         trial.number,
         trial.params,
-        root,
-        seed,
+        find_root_trial(trial, trials),
+        trial.user_attrs.get("seed"),
         parent,
         evaluation.confirms,
         evaluation.tests,
@@ -175,17 +158,10 @@ def make_trial(
     attributes: Mapping[str, Any],
 ) -> FrozenTrial:
     """Create a running or waiting trial, with the distributions of its active hyperparameters."""
-    own = select_distributions(distributions, params)
+    own = {name: distributions[name] for name in params}
     return create_trial(
         state=state, params=dict(params), distributions=own, user_attrs=dict(attributes)
     )
-
-
-def select_distributions(
-    distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]
-) -> dict[str, BaseDistribution]:
-    """Return the distributions of the hyperparameters in `params`."""
-    return {name: distributions[name] for name in params}
 
 
 def make_imported_trial(
@@ -193,10 +169,11 @@ def make_imported_trial(
     distributions: Mapping[str, BaseDistribution],
     attributes: Mapping[str, Any],
 ) -> FrozenTrial:
-    """Convert an evaluation of another run to a trial. The storage assigns the number of the trial.
-
-    The evaluation must be complete, pruned or paused.
-    """
+    """Convert a complete, pruned or paused evaluation of another run to a trial."""
+    user_attrs = dict(attributes)
+    if not math.isnan(evaluation.seconds):
+        user_attrs["seconds"] = evaluation.seconds
+    user_attrs |= make_metrics_attribute(evaluation.metrics)
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -206,19 +183,11 @@ def make_imported_trial(
         datetime_start=datetime.fromtimestamp(evaluation.started),
         datetime_complete=datetime.fromtimestamp(evaluation.ended),
         params=dict(evaluation.params),
-        distributions=select_distributions(distributions, evaluation.params),
-        user_attrs={
-            **attributes,
-            **_make_seconds_attribute(evaluation.seconds),
-            **make_metrics_attribute(evaluation.metrics),
-        },
+        distributions={name: distributions[name] for name in evaluation.params},
+        user_attrs=user_attrs,
         system_attrs={},
         intermediate_values=dict(evaluation.curve),
     )
-
-
-def _make_seconds_attribute(seconds: float) -> dict[str, float]:
-    return {} if math.isnan(seconds) else {"seconds": seconds}
 
 
 def make_metrics_attribute(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -47,10 +47,7 @@ class BestWeights:
             self._archive.add(evaluation)
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files to which the weights of a complete trial should be written.
-
-        An empty list discards them.
-        """
+        """Return the files for the weights of a complete trial; [] discards them."""
         # Of evaluations with equal losses, only those that are better in another objective are on
         # the front.
         winner = find_best(self._archive.front)
@@ -113,10 +110,7 @@ class ConfirmedWeights:
         self._evaluations[evaluation.trial] = evaluation
 
     def should_keep(self, trial: int, loss: float) -> bool:
-        """Return whether the weights of a confirmation with this loss are kept.
-
-        They are kept if the individual has no valid weights yet, or weights with a higher loss.
-        """
+        """Return whether there are no valid weights yet, or only with a higher loss."""
         path = self._find_path(trial)
         try:
             kept = read_weights_info(path) if path else None
@@ -131,18 +125,12 @@ class ConfirmedWeights:
         return loss < self._evaluations[kept.confirmation].loss
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files to which the weights of a complete trial should be written.
-
-        An empty list discards them.
-        """
+        """Return the files for the weights of a complete trial; [] discards them."""
         path = self._find_path(trial)
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the draft of a trial's weights to its file.
-
-        Remove it if the weights are not kept.
-        """
+        """Move the draft of a trial's weights to its file, or remove it."""
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -223,20 +211,14 @@ class Weights(WeightsInfo):
 
 
 def read_weights_info(path: Path) -> WeightsInfo | None:
-    """Return how stored weights were trained; None if the file is missing.
-
-    Raises UsageError if it is damaged.
-    """
+    """Return how stored weights were trained; None without a file, UsageError if damaged."""
     if not path.exists():
         return None
     return _read_file(path, "np", _parse_info)
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Load weights as torch tensors; None if the file is missing.
-
-    Raises UsageError if the file is damaged.
-    """
+    """Load weights as torch tensors; None without a file, UsageError if it is damaged."""
     if not path.exists():
         return None
     return _read_file(path, "pt", _parse_weights)
@@ -263,10 +245,7 @@ def _parse_weights(file: Any) -> Weights:
 
 
 def read_weights_trial(path: Path) -> int | None:
-    """Return the trial of stored weights without loading them.
-
-    It is None if the file is missing or cannot be read.
-    """
+    """Return the trial of stored weights without loading them, or None."""
     try:
         with safe_open(path, "np") as file:
             return int(file.metadata()["trial"])

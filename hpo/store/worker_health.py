@@ -78,16 +78,14 @@ class _Ends:
 
     @property
     def known_failures(self) -> int:
-        """The failures with which others are compared.
-
-        A streak counts as one: it may be broken as well.
-        """
+        """The failures to compare with. A streak counts as one: it may be broken as well."""
         return self.failures + bool(self.streak)
 
     def add_success(self, number: int) -> None:
         self.successes += 1
         self.failures += len(self.streak)
-        self.streak, self.failed_tests = [], 0
+        self.streak = []
+        self.failed_tests = 0
         self.latest_success = number
 
     def add_failure(self, evaluation: Evaluation, number: int) -> None:
@@ -113,10 +111,7 @@ class WorkerHealth:
         self._device_tests: set[int] = set()
 
     def add_end(self, evaluation: Evaluation) -> None:
-        """Add an evaluation of this session that has ended by itself.
-
-        Call it in the order of the ends.
-        """
+        """Add an evaluation of this session that has ended by itself, in the order of ends."""
         self._end_count += 1
         for ends in self._list_ends(evaluation.worker):
             if evaluation.state == "failed":
@@ -125,11 +120,9 @@ class WorkerHealth:
                 ends.add_success(self._end_count)
 
     def judge(self, worker: int, running: Collection[int]) -> Condition:
-        """Return the condition of a worker.
-
-        `running` are the workers that evaluate an individual now, or soon.
-        """
-        own, others = self._workers[worker], self._list_others(worker)
+        """Return the condition of a worker; `running` evaluate an individual now, or soon."""
+        own = self._workers[worker]
+        others = self._list_others(worker)
         if worker in self._left:
             return Condition.LEFT
         if not own.length:
@@ -138,7 +131,12 @@ class WorkerHealth:
         is_waiting = any(other in running for other in others)
         # If no other worker has succeeded since the streak began, all may fail for the same reason.
         if any(self._workers[other].latest_success > own.streak_began for other in others):
-            if own.failed_tests and self._is_decided(worker):
+            is_broken = own.failed_tests > 0 and (
+                own.failed_tests >= _MAX_TESTS
+                or worker in self._device_tests
+                or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)
+            )
+            if is_broken:
                 return Condition.BROKEN
             if is_device_error or self._is_unlikely(worker, 1, _TEST_SIGNIFICANCE):
                 return Condition.WAITING if own.failed_tests and is_waiting else Condition.SUSPECTED
@@ -146,15 +144,6 @@ class WorkerHealth:
             own.length > 1 and self._may_become_unlikely(worker, running, others)
         )
         return Condition.WAITING if is_waiting and may_be_broken else Condition.HEALTHY
-
-    def _is_decided(self, worker: int) -> bool:
-        """Return whether failed tests are enough to let a worker leave."""
-        has_many = self._workers[worker].failed_tests >= _MAX_TESTS
-        return (
-            has_many
-            or worker in self._device_tests
-            or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)
-        )
 
     def pass_test(self, worker: int) -> None:
         """Record that a suspected worker has passed its test: its failures have another cause."""
@@ -174,7 +163,8 @@ class WorkerHealth:
         """Remove a broken worker, and return its failures in a row, which must not count."""
         self._left.add(worker)
         host = self._ends_of_hosts[self._hosts[worker]]
-        streak, self._workers[worker].streak = self._workers[worker].streak, []
+        streak = self._workers[worker].streak
+        self._workers[worker].streak = []
         host.streak = [evaluation for evaluation in host.streak if evaluation.worker != worker]
         return streak
 
@@ -190,11 +180,7 @@ class WorkerHealth:
         return self._workers[worker], self._ends_of_hosts[self._hosts[worker]]
 
     def _list_others(self, worker: int) -> list[int]:
-        return [
-            other
-            for other in range(len(self._workers))
-            if other != worker and other not in self._left
-        ]
+        return sorted(self.list_in_run() - {worker})
 
     def _has_device_error(self, worker: int) -> bool:
         failures = [evaluation.failure or "" for evaluation in self._workers[worker].streak]
@@ -295,16 +281,15 @@ class HealthGate:
             return assignment
         self._idle_workers.add(worker)
         # The failures of a broken worker are retried when it leaves.
-        if any(map(self._is_undecided, self._health.list_in_run() - self._idle_workers)):
+        undecided = (Condition.WAITING, Condition.SUSPECTED, Condition.BROKEN)
+        others = self._health.list_in_run() - self._idle_workers
+        if any(self._judge(other) in undecided for other in others):
             return "wait"
         self._ended_workers.add(worker)
         return None
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Judge the test of a suspected worker, before its end is recorded.
-
-        `failure` is empty if the worker has passed.
-        """
+        """Judge a test before its end is recorded; `failure` is empty if it has passed."""
         self._update()
         worker = self._busy_workers[assignment.number]
         if failure:
@@ -315,7 +300,9 @@ class HealthGate:
     def _update(self) -> None:
         # The order of ends decides about streaks. Evaluations that have not ended come first, in
         # the order of changes.
-        for evaluation in sorted(self._changes.read(), key=_get_end):
+        changes = self._changes.read()
+        changes.sort(key=lambda one: one.ended if one.has_ended else -math.inf)
+        for evaluation in changes:
             self._busy_workers.pop(evaluation.trial, None)
             if evaluation.state == "running":
                 self._busy_workers[evaluation.trial] = evaluation.worker
@@ -327,25 +314,14 @@ class HealthGate:
         claiming = self._health.list_without_failures() - self._idle_workers
         return self._health.judge(worker, claiming.union(self._busy_workers.values()))
 
-    def _is_undecided(self, worker: int) -> bool:
-        """Return whether a worker may soon leave, so that its failures must be retried."""
-        return self._judge(worker) in (Condition.WAITING, Condition.SUSPECTED, Condition.BROKEN)
-
     def _find_test(self, worker: int) -> Evaluation | None:
-        """Return the latest complete evaluation of another worker, without a parent.
-
-        It is None if there is none.
-        """
-        complete = [
+        """Return the latest complete evaluation of another worker, without a parent."""
+        others = [
             evaluation
             for evaluation in self._record.read_evaluations()
             if evaluation.state == "complete"
             and evaluation.inherits is None
             and not evaluation.imported_from
+            and evaluation.worker != worker
         ]
-        others = [one for one in complete if one.worker != worker]
         return max(others, key=lambda evaluation: evaluation.ended, default=None)
-
-
-def _get_end(evaluation: Evaluation) -> float:
-    return evaluation.ended if evaluation.has_ended else -math.inf

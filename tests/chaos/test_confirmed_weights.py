@@ -16,7 +16,7 @@ import torch
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader
-from hpo.run.finalize import finalize_run
+from hpo.run.first_rank import finalize_run
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.output_log import OutputLog

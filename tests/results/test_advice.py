@@ -20,7 +20,7 @@ from hpo.results.advice import Advice, find_advice
 from hpo.results.failures import find_failure_kinds, find_failure_region, group_failures
 from hpo.results.reader import RunReader
 from hpo.results.run_result import RunResult
-from hpo.run.finalize import finalize_run
+from hpo.run.first_rank import finalize_run
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_percent, format_value
 from hpo.views.page.html_report import render_report

@@ -25,7 +25,7 @@ from hpo.results.recommendation import (
     read_winner_test,
     run_winner_test,
 )
-from hpo.run.finalize import finalize_run
+from hpo.run.first_rank import finalize_run
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
