@@ -59,22 +59,23 @@ class MLflow:
     def show_individual(
         self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
     ) -> None:
-        """Show the current state of an individual as an MLflow run.
-
-        If `from_start`, create a new run and log the hyperparameters. Log the new losses as the
-        metric `loss`. If the evaluation has ended, also log the results and end the run.
-        """
+        """Show the current state of an individual as an MLflow run."""
         name = make_title(evaluation)
         now = _to_milliseconds(find_timestamp(evaluation))
         metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
         if from_start:
             self._remove_run(name)
-            self._run_ids[name] = self._make_run(evaluation)
+            context = {key: str(value) for key, value in collect_context(evaluation).items()}
+            context["mlflow.parentRunId"] = self._parent
+            started = _to_milliseconds(evaluation.started)
+            made = self._client.create_run(self._experiment, started, context, name)
+            self._run_ids[name] = str(made.info.run_id)
             self._open_names.add(name)
             given = _make_params(convert_params(evaluation))
+        run = self._run_ids[name]
         if evaluation.state == "running":
-            self._log_batches(self._run_ids[name], metrics, given, [])
+            self._log_batches(run, metrics, given, [])
             return
         last = max(evaluation.curve, default=0)
         results = collect_results(evaluation)
@@ -82,7 +83,6 @@ class MLflow:
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
             tags.append(RunTag("failure", clean_text(evaluation.failure)))
-        run = self._run_ids[name]
         status = _STATUSES.get(evaluation.state, "KILLED")
         self._log_batches(run, metrics, given, tags)
         self._client.set_terminated(run, status, now)
@@ -155,13 +155,6 @@ class MLflow:
         for run in earlier:
             self._client.delete_run(run)
 
-    def _make_run(self, evaluation: Evaluation) -> str:
-        tags = {name: str(value) for name, value in collect_context(evaluation).items()}
-        tags["mlflow.parentRunId"] = self._parent
-        started = _to_milliseconds(evaluation.started)
-        made = self._client.create_run(self._experiment, started, tags, make_title(evaluation))
-        return str(made.info.run_id)
-
     def _log_batches(
         self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]
     ) -> None:
@@ -186,19 +179,12 @@ def _find_local_store(folder: Path) -> str:
         )
     event.listen(Engine, "connect", _disable_sync)
     if not (folder / "mlflow.db").exists():
-        _make_store(folder)
+        # MLflow cannot open a database that is incomplete because the process was killed.
+        for path in folder.glob("new.db*"):
+            path.unlink()
+        MlflowClient(f"sqlite:///{folder}/new.db")
+        (folder / "new.db").rename(folder / "mlflow.db")
     return f"sqlite:///{folder}/mlflow.db"
-
-
-def _make_store(folder: Path) -> None:
-    """Create the database under a temporary name, and rename it when it is complete.
-
-    MLflow cannot open a database that is incomplete because the process was killed.
-    """
-    for path in folder.glob("new.db*"):
-        path.unlink()
-    MlflowClient(f"sqlite:///{folder}/new.db")
-    (folder / "new.db").rename(folder / "mlflow.db")
 
 
 def _disable_sync(connection: object, _: object) -> None:

@@ -39,11 +39,7 @@ class TensorBoard:
     def show_individual(
         self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
     ) -> None:
-        """Write the current state of an individual to its event file.
-
-        If `from_start`, create a new file and write the hyperparameters. Write the new losses. If
-        the evaluation has ended, also write the results, at the final epoch.
-        """
+        """Write the current state of an individual to its event file."""
         name = make_title(evaluation)
         if from_start:
             self._start_individual(evaluation)
@@ -79,9 +75,9 @@ class TensorBoard:
             now = find_timestamp(evaluation)
             writer.add_event(Event(wall_time=now, step=0, session_log=log))
         params = convert_params(evaluation)
-        started = evaluation.started
-        summary = hparams_pb(params, trial_id=name, start_time_secs=started)
-        self._write_summary(evaluation, summary)
+        self._write_summary(
+            evaluation, hparams_pb(params, trial_id=name, start_time_secs=evaluation.started)
+        )
 
     def _write_summary(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
         self._writers[make_title(evaluation)].add_event(

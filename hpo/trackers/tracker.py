@@ -84,11 +84,7 @@ class Tracker(Protocol):
         """
 
     def close(self, is_budget_spent: bool) -> None:
-        """Write all pending data and close.
-
-        Args:
-            is_budget_spent: Whether the run has spent its budget.
-        """
+        """Write all pending data and close."""
 
 
 def make_title(evaluation: Evaluation) -> str:

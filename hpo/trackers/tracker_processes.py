@@ -57,12 +57,9 @@ class TrackerProcesses:
             process.finish()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all trackers have ended, and return whether all succeeded.
+        """Wait until all trackers have ended after `finish`. Return whether all succeeded.
 
-        Call `finish` first.
-
-        Args:
-            seconds: Time limit, after which running trackers are killed; default: no limit.
+        Trackers that still run after `seconds` are killed; default: no limit.
         """
         end = None if seconds is None else time.monotonic() + seconds
         ended = [process.wait(end) for process in self._processes]
@@ -109,10 +106,7 @@ class _TrackerProcess:
             self._process.stdin.close()
 
     def wait(self, end: float | None) -> bool:
-        """Wait until the process has ended, and return whether it has succeeded.
-
-        Kill it at `end`, a time of `time.monotonic`; None for no limit.
-        """
+        """Wait until the process has ended, or kill it at `end`. Return whether it succeeded."""
         self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._listener.is_alive():
             self._has_warned = True
@@ -150,11 +144,7 @@ def _start_process(
 
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
-    """Send a run to trackers, without what they already have. Return whether all succeeded.
-
-    Args:
-        storage: Storage URL of the study; default: the storage recorded in run.json.
-    """
+    """Send a run to trackers, without what they already have. Return whether all succeeded."""
     run_directory = RunDir(run_dir)
     run = run_directory.read_manifest()
     located = run_directory.locate_storage(storage or run.storage)

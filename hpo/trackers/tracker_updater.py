@@ -6,11 +6,10 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hpo.errors import UsageError
@@ -52,11 +51,9 @@ class TrackerUpdater:
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
     def show_changes(self, running: bool = True) -> None:
-        """Send all changes since the previous call.
+        """Send all changes since the previous call, `running` evaluations only if it is true.
 
-        Args:
-            running: Whether to include evaluations that are still running. Must be False in the
-                final call.
+        It must be false in the final call.
         """
         for study, (follower, individuals) in self._individuals.items():
             changed = [evaluation for evaluation in follower.read() if evaluation.tests is None]
@@ -75,28 +72,22 @@ class TrackerUpdater:
         if not is_running and self._shown_evaluations.contains(destination, study, latest):
             return
         whole = individuals.merge_trials(root)
-        shown = self._shown_losses.get(key)
-        if shown is not None and not _is_continued(shown, whole.curve, is_running):
-            shown = None
-        before = shown or {}
-        losses = {epoch: whole.curve[epoch] for epoch in sorted(whole.curve) if epoch not in before}
-        if losses or shown is None or not is_running:
-            self._tracker.show_individual(whole, losses, from_start=shown is None)
+        curve = whole.curve
+        before = self._shown_losses.get(key, {})
+        # Sent losses are invalid if the curve has another loss for an epoch, or lacks an epoch. The
+        # curve of a running evaluation may lack epochs, for example while a retry repeats them.
+        from_start = key not in self._shown_losses or not all(
+            curve[epoch] == loss if epoch in curve else is_running for epoch, loss in before.items()
+        )
+        if from_start:
+            before = {}
+        losses = {epoch: curve[epoch] for epoch in sorted(curve) if epoch not in before}
+        if losses or from_start or not is_running:
+            self._tracker.show_individual(whole, losses, from_start)
         self._shown_losses[key] = {**before, **losses}
         if not is_running:
             self._shown_evaluations.add(destination, study, latest)
             del self._shown_losses[key]
-
-
-def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
-    """Return whether the losses that were sent are still valid, so that only new ones are sent.
-
-    They are invalid if the curve has another loss for an epoch, or lacks an epoch. The curve of a
-    running evaluation may lack epochs, for example while a retry repeats them.
-    """
-    return all(
-        curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items()
-    )
 
 
 class Individuals:
@@ -120,10 +111,7 @@ class Individuals:
         return list(changed)
 
     def find_latest(self, root: int) -> Evaluation | None:
-        """Return the latest trial of an individual that has started; None if no trial has started.
-
-        `root` is the number of the first trial of the individual.
-        """
+        """Return the latest trial of an individual that has started; None if no trial has."""
         # A trial that was withdrawn while it waited has no start time.
         started = [
             evaluation
@@ -143,12 +131,11 @@ class Individuals:
         first = trials[min(trials)]
         latest = self.find_latest(root)
         assert latest is not None
-        curves = {trial: evaluation.curve for trial, evaluation in trials.items()}
-        with_loss = [trial for trial, curve in curves.items() if curve]
+        with_loss = [trial for trial, evaluation in trials.items() if evaluation.curve]
         return replace(
             latest,
             trial=root,
-            curve=curves[max(with_loss)] if with_loss else {},
+            curve=trials[max(with_loss)].curve if with_loss else {},
             started=first.started,
             island=first.island,
             worker=first.worker,
@@ -176,19 +163,25 @@ class ShownEvaluations:
         self._shown: set[tuple[str, str, int]] = set()
 
     def __enter__(self) -> ShownEvaluations:
-        self._wait_for_lock()
+        end = time.monotonic() + _MAX_LOCK_SECONDS
+        while try_system_lock(self._file) is False:
+            if time.monotonic() > end:
+                raise UsageError(f"another process has locked {self._path}")
+            time.sleep(_POLL_SECONDS)
         self._file.seek(0)
         for line in self._file:
             with suppress(ValueError, KeyError, TypeError, RecursionError):
-                self._read_entry(json.loads(line))
+                entry = json.loads(line)
+                if "id" in entry:
+                    self.id = str(entry["id"])
+                else:
+                    self._shown.add((entry["place"], entry["study"], entry["trial"]))
         if not self.id:
             self.id = uuid.uuid4().hex[:12]
             self._append_entry({"id": self.id})
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def contains(self, destination: str, study: str, evaluation: Evaluation) -> bool:
@@ -200,19 +193,6 @@ class ShownEvaluations:
         self._shown.add((destination, study, evaluation.trial))
         self._append_entry({"place": destination, "study": study, "trial": evaluation.trial})
 
-    def _read_entry(self, entry: dict[str, Any]) -> None:
-        if "id" in entry:
-            self.id = str(entry["id"])
-        else:
-            self._shown.add((entry["place"], entry["study"], entry["trial"]))
-
     def _append_entry(self, entry: dict[str, Any]) -> None:
         self._file.write("\n" + json.dumps(entry))
         self._file.flush()
-
-    def _wait_for_lock(self) -> None:
-        end = time.monotonic() + _MAX_LOCK_SECONDS
-        while try_system_lock(self._file) is False:
-            if time.monotonic() > end:
-                raise UsageError(f"another process has locked {self._path}")
-            time.sleep(_POLL_SECONDS)

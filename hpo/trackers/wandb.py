@@ -67,12 +67,7 @@ class WandB:
     def show_individual(
         self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
     ) -> None:
-        """Show the current state of an individual as a run of Weights & Biases.
-
-        If `from_start`, start a new run with the hyperparameters. Log the new losses, with the
-        epoch as step. If the evaluation has ended, also add the results to the summary and end the
-        run.
-        """
+        """Show the current state of an individual as a run of Weights & Biases."""
         name = make_title(evaluation)
         if from_start:
             self._remove_run(name)
