@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import tables
-from hpo.results.expected_loss import compute_expected_losses
+from hpo.results.models import compute_expected_losses
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from tests.support.simulation import SimulatedIslands, simulate

@@ -20,7 +20,7 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
-from hpo.results.importances import compute_importances
+from hpo.results.models import compute_importances
 from hpo.space import Categorical, Float, Int, Parameter, SearchSpace
 from hpo.store.evaluations import Evaluation
 from tests.support.simulation import SimulatedIslands, simulate

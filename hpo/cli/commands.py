@@ -127,8 +127,7 @@ def show(
     Its hyperparameters, losses, logs and traceback.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.evaluation_details import EvaluationLookup, make_json_content
-    from hpo.views.evaluation_text import format_evaluation
+    from hpo.views.evaluation_details import EvaluationLookup, format_evaluation, make_json_content
 
     lookup = EvaluationLookup.read(RunReader(run_dir, storage))
     if trial is not None:
@@ -160,7 +159,7 @@ def best(
     The loss and the path of the weights are printed to stderr.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.winner_text import print_winner
+    from hpo.views.result_text import print_winner
 
     run = RunReader(run_dir, storage)
     chosen = run.find_winner() if by is None else run.find_best_by(by)
@@ -295,7 +294,7 @@ add_script_commands(app)
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     from hpo.views.evaluation_details import EvaluationLookup, make_json_content
-    from hpo.views.failure_table import format_failed
+    from hpo.views.summary_tables import format_failed
 
     lookup = EvaluationLookup.read(run)
     failed = lookup.list_failed()

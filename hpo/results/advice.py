@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hpo.results.confirmation import (
     ConfirmedIndividual,
@@ -21,7 +22,6 @@ from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
 from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
 from hpo.results.run_result import RunResult
 from hpo.results.summary import parse_session_start, select_session
-from hpo.store.evaluations import Evaluation
 from hpo.store.inheritance import has_inheritance
 from hpo.store.json_values import is_number
 from hpo.text_format import (
@@ -39,7 +39,8 @@ _MAX_NAME_LENGTH = 28
 
 # Share of a loss. Other seeds may easily swap two evaluations that are so close.
 _MAX_RELATIVE_GAP = 0.02
-_MIN_SEEDS, _MAX_SEEDS = 3, 30  # Seeds for each of the best.
+_MIN_SEEDS = 3  # Seeds for each of the best.
+_MAX_SEEDS = 30
 
 _CURVE_COUNT = 5  # Number of best evaluations whose loss curves are used.
 _MIN_EPOCHS = 4
@@ -58,9 +59,7 @@ class Advice:
     kind: str
     """The kind of advice, which is worker, failures, confirm, bounds, epochs or idle."""
     text: str
-    """The recommended step."""
     evidence: str
-    """The reason for the advice."""
     command: str = ""
     """The command to type after `mpirun` or another launcher; empty if there is none."""
 
@@ -80,7 +79,6 @@ def find_advice(result: RunResult) -> list[Advice]:
 
 
 def _advise_on_broken_workers(result: RunResult) -> Advice | None:
-    """Advise to repair workers that have left the run, since they fail where others succeed."""
     if not result.broken_workers:
         return None
     evidence = " ".join(f"{description}." for description in result.broken_workers)
@@ -103,8 +101,8 @@ def _find_failure_region(result: RunResult) -> tuple[FailureRegion | None, bool]
 
 
 def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reason: bool) -> Advice:
-    """Advise to exclude the region of most failures, or to make its evaluations possible."""
-    count, latest = len(region.failed), region.failed[-1]
+    count = len(region.failed)
+    latest = region.failed[-1]
     conditions = format_list(region.conditions)
     reason = cut_text(latest.failure or "", _MAX_REASON_LENGTH)
     of_reason, for_it = (" for one reason", " for it") if is_of_one_reason else ("", "")
@@ -118,7 +116,6 @@ def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reas
 
 
 def _advise_confirmation(result: RunResult) -> Advice | None:
-    """Advise to train the best individuals again with other seeds, or with more seeds."""
     if result.is_running or not result.is_spent:
         return None  # A resumed run would search first.
     if not result.confirmations:
@@ -146,8 +143,7 @@ def _advise_confirmation(result: RunResult) -> Advice | None:
 def _advise_first_confirmation(result: RunResult) -> Advice | None:
     """Advise to confirm the best individual if the loss of the second best is close.
 
-    Give no such advice for several objectives, because a Pareto front has several best individuals
-    anyway.
+    A Pareto front has several best individuals anyway, so there is no such advice.
     """
     if result.manifest.objectives.is_multi_objective or result.manifest.confirm_seeds:
         return None
@@ -180,7 +176,8 @@ def _advise_after_comparison(
     Give no advice if only one individual is certainly as good as the best. If none is, advise to
     use more seeds.
     """
-    seeds, first = result.manifest.confirm_seeds, entries[0]
+    seeds = result.manifest.confirm_seeds
+    first = entries[0]
     given = f"With {format_count(seeds, 'other seed')} each"
     margin = format_number(compute_margin(entries) or 0.0)
     deviation = f"{margin}, one standard deviation by seeds"
@@ -221,7 +218,8 @@ def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None)
     founders = [evaluation for evaluation in result.rank_complete() if evaluation.inherits is None]
     conditions = failure_region.conditions if failure_region else ()
     failing = {condition.split()[0] for condition in conditions}
-    beyond, crowded = [], []
+    beyond = []
+    crowded = []
     for edge in find_crowded_bounds(founders, result.distributions):
         if edge.name not in failing:
             name = cut_text(edge.name, _MAX_NAME_LENGTH)
@@ -250,7 +248,7 @@ def _advise_more_epochs(result: RunResult) -> Advice | None:
     if has_inheritance(result.evaluations):
         return None  # The training of parents continues in their offspring.
     own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from]
-    curves = [_list_losses(evaluation) for evaluation in own[:_CURVE_COUNT]]
+    curves = [[loss for _, loss in sorted(e.curve.items())] for e in own[:_CURVE_COUNT]]
     if len(curves) < _CURVE_COUNT or not all(map(_is_falling, curves)):
         return None
     if statistics.median(map(_estimate_epoch_gain, curves)) < _MIN_EPOCH_GAIN:
@@ -269,10 +267,6 @@ def _advise_more_epochs(result: RunResult) -> Advice | None:
         f"quarter of the epochs lowered it by {' to '.join(lowered)}.",
         command,
     )
-
-
-def _list_losses(evaluation: Evaluation) -> list[float]:
-    return [loss for _, loss in sorted(evaluation.curve.items())]
 
 
 def _is_falling(curve: Sequence[float]) -> bool:
@@ -317,7 +311,11 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
     ours = [e for e in ours if math.isfinite(e.started) and math.isfinite(e.ended)]
     if not 1 < layout.workers < len(ours):
         return None
-    at_the_end, between = _split_idle_seconds(ours, layout.workers, busy)
+    first = min(evaluation.started for evaluation in ours)
+    last = max(evaluation.ended for evaluation in ours)
+    ends = {e.worker: e.ended for e in sorted(ours, key=attrgetter("ended"))}
+    at_the_end = sum(last - ends.get(worker, first) for worker in range(layout.workers))
+    between = (1 - busy) * layout.workers * (last - first) - at_the_end
     rarely = f"Workers were busy {format_percent(busy)} of the time"
     if at_the_end >= between:
         return Advice(
@@ -338,20 +336,6 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
         f"{format_duration(between / len(ours))}.",
         _format_fewer_workers(result),
     )
-
-
-def _split_idle_seconds(
-    ended: Sequence[Evaluation], workers: int, busy: float
-) -> tuple[float, float]:
-    """Return the seconds in which workers waited for the last evaluations, and all other idle ones.
-
-    Args:
-        busy: The share of time that workers spent in evaluations.
-    """
-    first, last = min(e.started for e in ended), max(e.ended for e in ended)
-    ends = {e.worker: e.ended for e in sorted(ended, key=lambda e: e.ended)}
-    at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
-    return at_the_end, (1 - busy) * workers * (last - first) - at_the_end
 
 
 def _format_fewer_workers(result: RunResult) -> str:

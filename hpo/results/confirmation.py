@@ -78,15 +78,12 @@ class ConfirmationPlan:
     def enqueue_planned(
         self, record: Record, best: Sequence[Evaluation], space: SearchSpace
     ) -> int:
-        """Enqueue the planned confirmations that the record lacks, and cancel unplanned ones.
+        """Enqueue the planned confirmations of `best` that the record lacks, and cancel others.
 
-        Args:
-            best: The individuals to confirm.
-
-        Returns:
-            The number of confirmations in the record, without interrupted ones.
+        Return the number of confirmations in the record, without interrupted ones.
         """
-        planned, distributions = self._pair_with_seeds(best), space.make_distributions()
+        planned = self._pair_with_seeds(best)
+        distributions = space.make_distributions()
         for evaluation in record.read_evaluations():
             is_planned = (evaluation.confirms, evaluation.seed) in planned
             if evaluation.state == "waiting" and not is_planned:
@@ -102,7 +99,6 @@ class ConfirmationPlan:
     def _pair_with_seeds(
         self, best: Sequence[Evaluation]
     ) -> dict[tuple[int | None, int | None], dict[str, Any]]:
-        """Return the hyperparameters to train, by pairs of a trial number and a seed."""
         return {
             (evaluation.trial, seed): evaluation.params
             for evaluation in best
@@ -132,14 +128,15 @@ def _is_counted(confirmation: Evaluation) -> bool:
 
 @dataclass(frozen=True)
 class ConfirmedIndividual:
-    """An individual that was trained again with other seeds, compared with the others."""
+    """An individual that was trained again with other seeds, compared with the others.
+
+    Its `losses` are those of the evaluations that succeeded; `failed` is the number of the others.
+    """
 
     trial: int
     """The trial number of the individual in the search."""
     losses: list[float]
-    """The losses of the evaluations that succeeded, one for each seed."""
     failed: int = 0
-    """The number of evaluations that failed."""
     mean: float | None = None
     """The mean of the losses; None without losses."""
     deviation: float | None = None
@@ -155,42 +152,34 @@ class ConfirmedIndividual:
 def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndividual]:
     """Compare the confirmed individuals, and sort them by their failures and then by the mean loss.
 
-    Individuals with fewer seeds than others come last, because few losses may be low by luck. Only
-    individuals with as many failures as the first one take part in the comparison of means.
-
-    Args:
-        confirmations: The planned confirmations. Unfinished ones are ignored.
-
-    Returns:
-        The individuals, best first.
+    Unfinished confirmations are ignored. Individuals with fewer seeds than others come last,
+    because few losses may be low by luck. Only individuals with as many failures as the first one
+    take part in the comparison of means.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
         if evaluation.confirms is not None and evaluation.is_finished:
             groups.setdefault(evaluation.confirms, []).append(evaluation)
     most = max(map(len, groups.values()), default=0)
+    entries = []
+    for trial, evaluations in groups.items():
+        losses = [evaluation.loss for evaluation in evaluations if evaluation.state == "complete"]
+        scale = _find_scale(losses)
+        scaled = [loss / scale for loss in losses]
+        entry = ConfirmedIndividual(trial, losses, failed=len(evaluations) - len(losses))
+        if losses:
+            entry = replace(entry, mean=scale * statistics.fmean(scaled))
+        if len(losses) > 1:
+            entry = replace(entry, deviation=scale * statistics.stdev(scaled))
+        entries.append(entry)
 
     def make_sort_key(entry: ConfirmedIndividual) -> tuple[bool, int, float]:
         is_short = len(entry.losses) + entry.failed < most
         return is_short, entry.failed, math.inf if entry.mean is None else entry.mean
 
-    entries = sorted(map(_summarize_group, groups.items()), key=make_sort_key)
+    entries.sort(key=make_sort_key)
     compared = {entry.trial: entry for entry in _compare_means(select_comparable(entries))}
     return [compared.get(entry.trial, entry) for entry in entries]
-
-
-def _summarize_group(group: tuple[int, Sequence[Evaluation]]) -> ConfirmedIndividual:
-    trial, evaluations = group
-    losses = [evaluation.loss for evaluation in evaluations if evaluation.state == "complete"]
-    scale = _find_scale(losses)
-    scaled = [loss / scale for loss in losses]
-    return ConfirmedIndividual(
-        trial,
-        losses,
-        failed=len(evaluations) - len(losses),
-        mean=scale * statistics.fmean(scaled) if losses else None,
-        deviation=scale * statistics.stdev(scaled) if len(losses) > 1 else None,
-    )
 
 
 def select_comparable(entries: Sequence[ConfirmedIndividual]) -> list[ConfirmedIndividual]:
@@ -221,14 +210,8 @@ def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int
     """Estimate how many seeds each individual needs to show that the first is as good as the best.
 
     The first individual has the lowest mean loss so far, but the true mean of another individual
-    may be lower.
-
-    Args:
-        entries: The result of `compare_confirmed`, with at least two individuals to compare.
-        most: The largest number of seeds to try.
-
-    Returns:
-        The number of seeds; None if more than `most` are needed.
+    may be lower. Return None if more than `most` seeds are needed. `entries` are the result of
+    `compare_confirmed`, with at least two individuals to compare.
     """
     samples = _LossSamples.from_individuals(select_comparable(entries))
     for count in range(int(samples.sizes[0]) + 1, most + 1):
@@ -320,10 +303,9 @@ class _LossSamples:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """How much the seed changes the loss."""
+    """The deviation of the losses of one individual over seeds."""
 
     deviation: float
-    """The standard deviation of the losses of one individual over seeds."""
     share: float
     """The share of the variance of all losses that the seeds cause, from 0 to 1."""
 
@@ -332,13 +314,8 @@ def estimate_seed_noise(groups: Sequence[Sequence[float]]) -> SeedNoise | None:
     """Estimate how much the seed changes the loss, by an analysis of variance with random effects.
 
     The method is described by Searle, Casella and McCulloch, Variance components, 1992, section
-    3.6. A negative variance between individuals counts as 0.
-
-    Args:
-        groups: The losses of each individual, one for each seed.
-
-    Returns:
-        The noise; None if there are too few losses.
+    3.6. A negative variance between individuals counts as 0. Each group has the losses of one
+    individual, one for each seed. Return None if there are too few losses.
     """
     groups = [losses for losses in groups if losses]
     sizes = [len(losses) for losses in groups]
@@ -359,8 +336,5 @@ def estimate_seed_noise(groups: Sequence[Sequence[float]]) -> SeedNoise | None:
 
 
 def _find_scale(losses: Sequence[float]) -> float:
-    """Return a divisor for losses, so that their squares do not overflow.
-
-    Diverged networks have huge losses.
-    """
+    """Return a divisor for losses, which may be huge, so that their squares do not overflow."""
     return max(map(abs, losses), default=0.0) or 1.0

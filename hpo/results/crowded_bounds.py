@@ -13,7 +13,8 @@ import numpy.typing as npt
 from hpo.store.evaluations import Evaluation
 
 _MIN_COMPLETE = 20
-BEST_COUNT, _MIN_ON_BOUND = 5, 3  # At least 3 of the 5 best evaluations must lie at a bound.
+BEST_COUNT = 5  # At least 3 of the 5 best evaluations must lie at a bound.
+_MIN_ON_BOUND = 3
 _RANGE_PARTS = 50  # A value in the first or the last fiftieth of a range lies at a bound.
 
 # If a hyperparameter does not matter, the best of a random search lie anywhere in its range. Each
@@ -31,21 +32,19 @@ _MAX_FALSE_ALARM_RATE = 0.01
 # hyperparameters and up to 256 evaluations, 2 to 6% of the searches got wrong advice, mostly about
 # bounds close to the optimum. Without the second condition, 9 to 71% of them would get it.
 # Evaluations in all, or for each hyperparameter: the larger number.
-_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER = 48, 4
+_FIRST_EVALUATIONS = 48
+_FIRST_PER_PARAMETER = 4
 _MIN_T_STATISTIC = 3.0
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class CrowdedBound:
-    """A bound of a hyperparameter at which several of the best evaluations lie."""
+    """The upper or lower bound of a hyperparameter, at which several of the best lie."""
 
     name: str
-    """The name of the hyperparameter."""
     bound: float
-    """The value of the bound."""
     is_upper: bool
-    """Whether it is the upper bound."""
     count: int
     """How many of the 5 best evaluations lie at the bound."""
 
@@ -56,11 +55,8 @@ def find_crowded_bounds(
     """Return the bounds of hyperparameters at which the best evaluations lie.
 
     At least 3 of the 5 best evaluations must lie at a bound, which must be unlikely by chance.
-    Losses must also be significantly lower near the best value of the hyperparameter.
-
-    Args:
-        ranked: All complete evaluations, best first.
-        distributions: The Optuna distribution of each hyperparameter by its name.
+    Losses must also be significantly lower near the best value of the hyperparameter. `ranked` are
+    all complete evaluations, best first.
     """
     if len(ranked) < _MIN_COMPLETE:
         return []
@@ -72,24 +68,21 @@ def find_crowded_bounds(
     found = []
     for name, distribution in numbers.items():
         values = [e.params[name] for e in ranked[:BEST_COUNT] if name in e.params]
-        for is_upper in (False, True):
+        # Integers on a logarithmic scale begin at 1, so that this bound cannot be moved.
+        is_at_one = isinstance(distribution.low, int) and distribution.low <= 1
+        bounds = {True: distribution.high}
+        if not (distribution.log and is_at_one):
+            bounds = {False: distribution.low, True: distribution.high}
+        for is_upper, bound in bounds.items():
             count = _count_on_bound(values, distribution, is_upper)
             tail = _compute_tail(count, distribution)
             if (
                 count >= _MIN_ON_BOUND
                 and tail * 2 * len(numbers) < _MAX_FALSE_ALARM_RATE
-                and _can_widen(distribution, is_upper)
                 and _compute_t_statistic(ranked, distributions, name) > _MIN_T_STATISTIC
             ):
-                bound = distribution.high if is_upper else distribution.low
                 found.append(CrowdedBound(name, bound, is_upper, count))
     return found
-
-
-def _can_widen(distribution: Any, is_upper: bool) -> bool:
-    """Return whether a bound can be moved. Integers on a logarithmic scale begin at 1."""
-    is_at_one = isinstance(distribution.low, int) and distribution.low <= 1
-    return is_upper or not (distribution.log and is_at_one)
 
 
 def _count_on_bound(values: Sequence[float], distribution: Any, is_upper: bool) -> int:
@@ -118,9 +111,12 @@ def _count_steps(distribution: Any) -> int | None:
 
 def _scale_value(value: float, distribution: Any) -> float:
     """Return the position of a value in its range, from 0 to 1, linear or logarithmic."""
-    low, high = distribution.low, distribution.high
+    low = distribution.low
+    high = distribution.high
     if distribution.log:
-        value, low, high = math.log(value), math.log(low), math.log(high)
+        value = math.log(value)
+        low = math.log(low)
+        high = math.log(high)
     width = high / 2 - low / 2  # Halves, because the difference of two floats may overflow.
     return (value / 2 - low / 2) / width if width else 0.5
 
@@ -157,13 +153,10 @@ def _compute_t_statistic(
 def _compute_distances(
     evaluations: Sequence[Evaluation], target: Any, name: str, distribution: Any
 ) -> npt.NDArray[np.float64]:
-    """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
+    """Return the distances of evaluations from the best (`target`) in one hyperparameter, up to 1.
 
     The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the two
     differ in another hyperparameter, on which its condition depends.
-
-    Args:
-        target: The value of the best evaluation; None if the hyperparameter is inactive in it.
     """
     if target is None:
         return np.zeros(len(evaluations))

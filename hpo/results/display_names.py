@@ -6,16 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 # Exports give all names a prefix. Other views give it only to names that are taken.
-PARAM_PREFIX, METRIC_PREFIX = "param_", "metric_"
+PARAM_PREFIX = "param_"
+METRIC_PREFIX = "metric_"
 
 
 def make_distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """Return the text to show for each name, with the prefix added until the text is unique.
+    """Return the text to show for each name, with the prefix added until no other column has it.
 
-    Args:
-        wanted: The preferred text for each name.
-        taken: The texts that other columns already have.
-        prefix: The prefix to add to a text that is taken or that another name has.
+    `wanted` are the preferred texts, `taken` those of other columns.
     """
 
     def make_sort_key(name: str) -> tuple[bool, bool, str]:
@@ -61,6 +59,7 @@ def merge_params_and_metrics(
     params: Mapping[str, Any], metrics: Mapping[str, Any], taken: Collection[str]
 ) -> dict[str, Any]:
     """Return hyperparameters and metrics in one mapping, with names that are not in `taken`."""
-    param_names, metric_names = name_params(params, taken), name_metrics(metrics, params, taken)
+    param_names = name_params(params, taken)
+    metric_names = name_metrics(metrics, params, taken)
     named_params = {param_names[name]: value for name, value in params.items()}
     return named_params | {metric_names[name]: value for name, value in metrics.items()}

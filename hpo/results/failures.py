@@ -71,9 +71,6 @@ def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureKind]:
 
     Reasons that differ only in numbers are the same: each message of an exhausted memory has
     another number of bytes.
-
-    Args:
-        evaluations: The evaluations of the search and the confirmations.
     """
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
@@ -89,10 +86,7 @@ def find_failure_kinds(
 ) -> list[FailureKind]:
     """Return the failures by reason, the most frequent first, each reason with its region.
 
-    Args:
-        evaluations: The evaluations of the search and the confirmations. Regions are derived from
-            the search alone.
-        distributions: The Optuna distribution of each hyperparameter by its name.
+    Regions are derived from the evaluations of the search alone, not from confirmations.
     """
     searched = [evaluation for evaluation in evaluations if evaluation.confirms is None]
     kinds = group_failures(evaluations)
@@ -117,13 +111,9 @@ def find_failure_region(
 
     Args:
         evaluations: The evaluations of the search. Evaluations that have not ended are ignored.
-        distributions: The Optuna distribution of each hyperparameter by its name.
         failures: The failed evaluations. Evaluations that failed for other reasons count as others.
         tests: The number of regions that are searched for in the same run. The rate of false alarms
             is for all of them.
-
-    Returns:
-        The region; None if no region is significant.
     """
     # A promoted evaluation is represented by the evaluation that continues it.
     ended = sort_by_end(evaluations)
@@ -155,12 +145,7 @@ def find_failure_region(
 def _list_conditions(
     name: str, distribution: Any, values: Sequence[Any], failed: _Mask
 ) -> list[tuple[str, _Mask]]:
-    """Return conditions on a hyperparameter, each as text and as the mask of its evaluations.
-
-    Args:
-        values: The value of each evaluation; None if the hyperparameter is inactive.
-        failed: Whether each evaluation has failed.
-    """
+    """Return conditions on a hyperparameter, each as text and as the mask of its evaluations."""
     of_failed = [value for value in compress(values, failed) if value is not None]
     found: list[tuple[str, _Mask]] = []
     if hasattr(distribution, "choices"):
@@ -170,7 +155,8 @@ def _list_conditions(
         return found
     numbers = np.array([math.nan if value is None else value for value in values], float)
     limits = sorted(set(of_failed))
-    lower, upper = limits[:_MOST_LIMITS], limits[-_MOST_LIMITS:]
+    lower = limits[:_MOST_LIMITS]
+    upper = limits[-_MOST_LIMITS:]
     found += [(f"{name} >= {format_value(limit)}", numbers >= limit) for limit in lower]
     found += [(f"{name} <= {format_value(limit)}", numbers <= limit) for limit in upper]
     return [(text, mask) for text, mask in found if not mask.all()]
@@ -181,17 +167,13 @@ def _compute_gains(masks: npt.NDArray[np.float64], failed: _Mask) -> npt.NDArray
 
     The gain is minus infinity for regions that have too few of the failures, or too many others.
 
-    Args:
-        masks: Whether each condition holds for each evaluation, as 0 or 1, shape
-            `(conditions, evaluations)`.
-        failed: Whether each evaluation has failed.
-
-    Returns:
-        The gains, shape `(conditions, conditions)`. Entry (i, j) belongs to the region in which
-        conditions i and j hold.
+    `masks` have the shape `(conditions, evaluations)`, and gains `(conditions, conditions)`. Entry
+    (i, j) belongs to the region in which conditions i and j hold.
     """
-    all_failed, number = failed.sum(), len(masks)
-    counts, failed_counts = masks @ masks.T, (masks * failed) @ masks.T
+    all_failed = failed.sum()
+    number = len(masks)
+    counts = masks @ masks.T
+    failed_counts = (masks * failed) @ masks.T
     gains = _compute_log_likelihood(failed_counts, counts)
     gains += _compute_log_likelihood(all_failed - failed_counts, len(failed) - counts)
     gains -= _compute_log_likelihood(all_failed, len(failed))

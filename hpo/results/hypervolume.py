@@ -46,11 +46,7 @@ class ReferenceBox:
         The method is the exclusive hypervolume (While et al., A fast way of calculating exact
         hypervolumes, 2012). The costs of known individuals are raised to at least `own`. Most of
         the raised costs are dominated by others, and are dropped. So this is much faster than
-        computing the whole share.
-
-        Args:
-            own: The costs of the individual, shape `(1, objectives)`.
-            known: The costs of the known individuals, shape `(individuals, objectives)`.
+        computing the whole share. The shape of `own` is `(1, objectives)`.
         """
         corner = self._normalize(own)
         shared = compute_hypervolume(
@@ -108,15 +104,10 @@ def summarize_hypervolume(
 def compute_shares_over_time(
     evaluations: Sequence[Evaluation], objectives: Objectives
 ) -> list[tuple[int, float]]:
-    """Return how the hypervolume has grown during a run.
+    """Return the number of ended evaluations and the share of the box at each growth of the front.
 
-    Args:
-        evaluations: The evaluations of the run. Imported evaluations count from the beginning.
-
-    Returns:
-        One pair for each growth of the front: the number of evaluations that had ended by then, and
-        the share of the reference box. The number excludes imported evaluations. Empty without a
-        box, see `make_box`.
+    Imported evaluations count from the beginning, but not in the number. The result is empty
+    without a box, see `make_box`.
     """
     box = make_box(evaluations, objectives)
     if box is None:
@@ -125,7 +116,8 @@ def compute_shares_over_time(
     share = box.compute_share(archive.costs)
     grown = [(0, share)] if archive.front else []
     for count, evaluation in enumerate(sort_by_end(evaluations), start=1):
-        known, own = archive.costs, compute_costs([evaluation], objectives)
+        known = archive.costs
+        own = compute_costs([evaluation], objectives)
         if archive.add(evaluation) and not (known == own).all(axis=1).any():
             share += box.compute_gain(own, known)
             grown.append((count, min(share, 1.0)))

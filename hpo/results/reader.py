@@ -5,6 +5,7 @@ A session is one start of the run. A run has one or more sessions.
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UsageError
+from hpo.objectives import LOSS
 from hpo.results.confirmation import make_plan
-from hpo.results.recommendation import find_best_by, find_winner
+from hpo.results.recommendation import find_winner
 from hpo.results.summary import SessionOutcome, Summary, parse_session_start
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation
@@ -27,7 +29,7 @@ from hpo.store.study import (
     convert_storage_errors,
     open_existing_study,
 )
-from hpo.text_format import cut_text
+from hpo.text_format import cut_text, make_printable
 
 if TYPE_CHECKING:
     import optuna
@@ -43,14 +45,11 @@ EXHAUSTED_REASON = "the search space is exhausted"
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """The state of a run at one moment."""
+    """The state of a run at one moment, in seconds since the epoch."""
 
     taken_at: float
-    """The time of the snapshot, in seconds since the epoch."""
     manifest: Manifest
-    """The content of run.json."""
     evaluations: list[Evaluation]
-    """All evaluations of the search."""
     confirmations: list[Evaluation]
     """The confirmations that the latest session planned."""
     is_in_use: bool | None
@@ -66,15 +65,8 @@ class RunSnapshot:
 class RunReader:
     """Read access to a run. All methods return the current content of its study.
 
-    Evaluations that have ended are read only once, so methods can be called repeatedly.
-
-    Args:
-        storage: The URL of the study's storage. Needed only if it has a password, which run.json
-            does not keep.
-
-    Attributes:
-        run_dir: The run directory.
-        manifest: The content of run.json.
+    Evaluations that have ended are read only once, so methods can be called repeatedly. `storage`
+    is needed only if its URL has a password, which run.json does not keep.
 
     Raises:
         UsageError: If the directory does not contain a readable run.
@@ -107,16 +99,14 @@ class RunReader:
         if not plan.count:
             return []
         if self._confirmations is None:
-            self._confirmations = self._open_confirmations()
+            with convert_storage_errors(self._storage):
+                record = self._record.open_sibling(self.manifest.confirmation_study)
+                # The study of this name may belong to another run.
+                found = record.read_attributes().get("confirms") if record is not None else None
+                if found == self.manifest.study:
+                    self._confirmations = record
         evaluations = self._confirmations.read_evaluations() if self._confirmations else []
         return evaluations if all_plans else plan.select_planned(evaluations)
-
-    def _open_confirmations(self) -> Record | None:
-        with convert_storage_errors(self._storage):
-            record = self._record.open_sibling(self.manifest.confirmation_study)
-            if record is None or record.read_attributes().get("confirms") != self.manifest.study:
-                return None  # There is none yet, or the study of this name belongs to another run.
-            return record
 
     def find_winner(self) -> Evaluation | None:
         """Return the evaluation that the run recommends; None if none has succeeded yet."""
@@ -125,31 +115,35 @@ class RunReader:
         )
 
     def find_best_by(self, name: str) -> Evaluation | None:
-        """Return the evaluation of the Pareto front that is best in one objective.
-
-        Returns:
-            The evaluation; None if none has succeeded yet.
-
-        Raises:
-            UsageError: If the run has no such objective.
-        """
-        return find_best_by(name, self.read_evaluations(), self.manifest.objectives)
+        """Return the evaluation of the front that is best in one objective, then in the loss."""
+        objectives = self.manifest.objectives
+        if name not in objectives.names:
+            condition = f"{LOSS}, the only objective of this run"
+            if objectives.is_multi_objective:
+                names = ", ".join(map(make_printable, objectives.names))
+                condition = f"an objective of this run ({names})"
+            close = difflib.get_close_matches(name, objectives.names, n=1)
+            hint = f". Did you mean {close[0]}?" if close else ""
+            raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
+        index = objectives.names.index(name)
+        return min(
+            self.find_front(),
+            key=lambda evaluation: objectives.compute_costs(evaluation.values)[index],
+            default=None,
+        )
 
     def find_front(self) -> list[Evaluation]:
         """Return the evaluations of the Pareto front, the lowest loss first."""
         return find_front(self.read_evaluations(), self.manifest.objectives)
 
     def make_summary(self, top_n: int) -> Summary:
-        """Return the current summary of the run, without the times of its latest session.
-
-        Args:
-            top_n: The number of best evaluations to list.
-        """
+        """Return the current summary of the run, without the times of its latest session."""
         last = self._read_last_summary()
         session = SessionOutcome(
             last.get("stopped"), last.get("remedy"), bool(last.get("exhausted"))
         )
-        evaluations, confirmations = self.read_evaluations(), self.read_confirmations()
+        evaluations = self.read_evaluations()
+        confirmations = self.read_confirmations()
         return Summary(evaluations, self.manifest, top_n, confirmations, session=session)
 
     def read_distributions(self) -> dict[str, Any]:
@@ -179,11 +173,7 @@ class RunReader:
         )
 
     def take_snapshot(self) -> RunSnapshot:
-        """Return the current state of the run.
-
-        Raises:
-            UsageError: If the run cannot be read any more.
-        """
+        """Return the current state of the run."""
         # Read first: if the run has ended by now, its record is complete.
         is_in_use = self.run_dir.is_in_use
         # Read again: a session that resumes the run rewrites it.
@@ -226,10 +216,10 @@ def _collect_distributions(trials: Sequence[FrozenTrial], space: Iterable[str]) 
 def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
     """Raise a UsageError unless all trials have the parameters and distributions of `space`."""
     distributions = _collect_distributions(trials, space)
+    conditional = {name for name in space if is_conditional(str(space[name]))}
     for trial in trials:
         for name in dict.fromkeys([*trial.params, *space]):
-            may_be_missing = name in space and is_conditional(str(space[name]))
-            if name not in trial.params and may_be_missing:
+            if name not in trial.params and name in conditional:
                 continue
             if name in space and _has_valid_param(trial, name, distributions):
                 continue
@@ -243,7 +233,8 @@ def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], stora
 
 
 def _has_valid_param(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bool:
-    value, distribution = trial.params.get(name), distributions.get(name)
+    value = trial.params.get(name)
+    distribution = distributions.get(name)
     own = trial.distributions.get(name)
     if own is None or distribution is None:
         return False

@@ -6,7 +6,6 @@ other seeds that the latest session requires.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.objectives import LOSS, ONLY_LOSS, Objectives
+from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, shorten_text
 from hpo.problem import Problem
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
@@ -29,7 +28,6 @@ from hpo.store.weights import (
     read_weights_info,
     read_weights_trial,
 )
-from hpo.text_format import make_printable
 
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
 """Function that tests the network with these hyperparameters and weights.
@@ -63,9 +61,6 @@ def find_winner(
     If all planned confirmations have finished, it is the evaluation that `compare_confirmed` ranks
     first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is
     always on the Pareto front.
-
-    Returns:
-        The evaluation; None if no evaluation has succeeded.
     """
     front = find_front(evaluations, objectives)
     candidates = front if objectives.is_multi_objective else evaluations
@@ -82,60 +77,23 @@ def _compare_finished(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndi
     return compare_confirmed(confirmations) if is_finished else []
 
 
-def find_best_by(
-    name: str, evaluations: Sequence[Evaluation], objectives: Objectives
-) -> Evaluation | None:
-    """Return the evaluation of the Pareto front that is best in one objective.
-
-    Returns:
-        The evaluation; the lowest loss decides between equal values. None if no evaluation has
-        succeeded.
-
-    Raises:
-        UsageError: If the run has no such objective.
-    """
-    if name not in objectives.names:
-        condition = f"{LOSS}, the only objective of this run"
-        if objectives.is_multi_objective:
-            names = ", ".join(map(make_printable, objectives.names))
-            condition = f"an objective of this run ({names})"
-        close = difflib.get_close_matches(name, objectives.names, n=1)
-        hint = f". Did you mean {close[0]}?" if close else ""
-        raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
-    index = objectives.names.index(name)
-    return min(
-        find_front(evaluations, objectives),
-        key=lambda evaluation: objectives.compute_costs(evaluation.values)[index],
-        default=None,
-    )
-
-
 def find_confirmed_entry(
     chosen: Evaluation, confirmations: Sequence[Evaluation]
 ) -> ConfirmedIndividual | None:
     """Return the entry for an evaluation in the result of `compare_confirmed`.
 
-    Args:
-        chosen: The evaluation of the search.
-
-    Returns:
-        The entry; None if the evaluation was not confirmed, or if some confirmations have not
-        finished.
+    Return None if it was not confirmed, or if some confirmations have not finished.
     """
-    for entry in _compare_finished(confirmations):
-        if entry.trial == chosen.trial and entry.mean is not None:
-            return entry
-    return None
+    entries = _compare_finished(confirmations)
+    return next((e for e in entries if e.trial == chosen.trial and e.mean is not None), None)
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network whose weights were saved."""
+    """A network whose weights were saved in the file `path`, with their description."""
 
     path: Path
-    """The file of the weights."""
     info: WeightsInfo
-    """The description of the weights, from the same file."""
     trained_by: Evaluation
     """The evaluation that has trained the network, of the search or of a confirmation."""
 
@@ -154,25 +112,18 @@ def find_network(
     """Return the saved network of an individual, which the search or a confirmation has trained.
 
     If there are several, return the network with the lowest loss. Networks that were trained with
-    the current settings of the run are preferred.
-
-    Args:
-        chosen: The individual, an evaluation of the search.
-
-    Returns:
-        The network; None if the individual has no saved weights that can be read.
+    the current settings of the run are preferred. Weights that cannot be read are ignored.
     """
     paths = [find_weights(run_dir, chosen.trial)]
     confirmed = make_weights_path(run_dir.confirmed_weights, chosen.trial)
     if read_weights_trial(confirmed) == chosen.trial:
         paths.append(confirmed)
     found: list[TrainedNetwork] = []
-    for path in paths:
+    for path in filter(None, paths):
         info = None
-        if path is not None:
-            with suppress(UsageError):  # Damaged weights are ignored.
-                info = read_weights_info(path)
-        if path is None or info is None:
+        with suppress(UsageError):
+            info = read_weights_info(path)
+        if info is None:
             continue
         trained_by = [chosen]
         if info.confirmation is not None:
@@ -196,12 +147,8 @@ def run_winner_test(
     """Test the network of the winner of a run on the test data, and write the result to test.json.
 
     Test data must not be used to choose a network. Otherwise, the result is too optimistic. Weights
-    that an earlier session trained with other settings are not tested.
-
-    Args:
-        problem: The objective of the run and its test.
-        winner: The evaluation that the run recommends. `find_network` chooses its network.
-        run_test: The function that runs the test, such as `hpo.trainer.final_test.run_test`.
+    that an earlier session trained with other settings are not tested. `run_test` is a function
+    such as `hpo.trainer.final_test.run_test`.
 
     Returns:
         The content of test.json; None without a test or suitable weights, or if this network was
@@ -242,13 +189,9 @@ def run_winner_test(
 def read_winner_test(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
     """Return the result of the test of the winner; None if it was not tested.
 
-    Args:
-        winner: The evaluation that the run recommends.
-
-    Returns:
-        A dict with the `metrics`, `predictions` and `texts` of the test. `times` is the number of
-        networks of this run that had been tested by then. `confirmation` is the confirmation trial
-        that trained the network; None if the search trained it.
+    It has the `metrics`, `predictions` and `texts` of the test. `times` is the number of networks
+    of this run that had been tested by then. `confirmation` is the confirmation trial that trained
+    the network; None if the search trained it.
     """
     content = _read_test_json(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None

@@ -30,9 +30,7 @@ class RunResult:
 
     run_dir: Path
     manifest: Manifest
-    """The content of run.json."""
     evaluations: Sequence[Evaluation]
-    """All evaluations of the search."""
     confirmations: Sequence[Evaluation]
     """The confirmations that the latest session planned."""
     distributions: Mapping[str, Any]
@@ -42,7 +40,6 @@ class RunResult:
     is_running: bool
     """Whether the latest session is probably still running."""
     broken_workers: Sequence[str] = ()
-    """Descriptions of the workers that have left the latest session."""
 
     @property
     def is_spent(self) -> bool:
@@ -104,11 +101,8 @@ class RunResult:
     def format_new_command(self, *options: str, **settings: object) -> str:
         """Return the command that starts a new run with the options and settings of this run.
 
-        A target loss that this run has reached is left out.
-
-        Args:
-            *options: Options to add or change.
-            **settings: Settings to add or change.
+        The given options and settings are added or changed. A target loss that this run has reached
+        is left out.
         """
         words: list[str] = []
         for name, text in {**self.manifest.set, **settings}.items():
@@ -127,7 +121,8 @@ class RunResult:
         for name, recorded in self.options.items():
             if name not in RECORDED_OPTIONS or name in without:
                 continue
-            option, value = RECORDED_OPTIONS[name], from_json(name, recorded)
+            option = RECORDED_OPTIONS[name]
+            value = from_json(name, recorded)
             if value not in (None, option.default):
                 words.append(option.name)
                 words += [] if isinstance(value, bool) else [format_value(value)]
@@ -148,7 +143,12 @@ class RunResult:
 
     def _find_program(self, words: Sequence[str]) -> Sequence[str]:
         search_space = self.manifest.search_space
-        of_script = _select_script_options(words)
+        of_script: list[str] = []
+        for option, value in itertools.pairwise(words):
+            if option in _SCRIPT_OPTIONS:
+                of_script += [option, value]
+        prefixes = tuple(f"{option}=" for option in _SCRIPT_OPTIONS)
+        of_script += [word for word in words if word.startswith(prefixes)]
         if of_script:
             return [*words[: 2 if words[0] == "hpo" else 1], *of_script]
         if list(words[:2]) == ["hpo", "search"]:
@@ -156,13 +156,3 @@ class RunResult:
         if not words or not words[0].endswith(".py"):
             return []
         return [words[0], search_space] if search_space in words[1:] else words[:1]
-
-
-def _select_script_options(words: Sequence[str]) -> list[str]:
-    """Return the words that describe a training script: options, each with its value."""
-    found: list[str] = []
-    for option, value in itertools.pairwise(words):
-        if option in _SCRIPT_OPTIONS:
-            found += [option, value]
-    prefixes = tuple(f"{option}=" for option in _SCRIPT_OPTIONS)
-    return found + [word for word in words if word.startswith(prefixes)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -22,17 +22,14 @@ from hpo.results.confirmation import (
 )
 from hpo.results.failures import FailureKind, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
-from hpo.results.search_history import find_front_additions, find_improvements
-from hpo.store.evaluations import Evaluation, sort_by_end
+from hpo.store.evaluations import Evaluation, find_best, sort_by_end
 from hpo.store.inheritance import trace_lineage
-from hpo.store.pareto_front import find_front, select_top
-from hpo.store.pruning import HALVING_SCHEDULES, HalvingSchedule, Rung, compute_rungs
+from hpo.store.pareto_front import FrontArchive, find_front, select_top
+from hpo.store.pruning import HALVING_SCHEDULES, compute_rungs
 from hpo.store.run_dir import write_json
 
 if TYPE_CHECKING:
-    from hpo.results.expected_loss import ExpectedLoss
-    from hpo.results.importances import Importance
-    from hpo.results.prior_agreement import PriorAgreement
+    from hpo.results.models import ExpectedLoss, Importance, PriorAgreement
     from hpo.store.manifest import Manifest
 
 # Interrupted evaluations are retried, and waiting ones are counted separately.
@@ -50,7 +47,6 @@ class SessionOutcome:
     exhausted: bool = False
     """Whether all individuals of the search space have been evaluated."""
     wall_seconds: float | None = None
-    """The duration of the session; None if it is unknown."""
     worker_busy_fraction: float | None = None
     """The share of time that workers spent in evaluations; None if it is unknown."""
 
@@ -93,13 +89,14 @@ class RungSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run. Each is computed when it is first read: some take seconds."""
+    """The results of a run. Each is computed when it is first read: some take seconds.
+
+    The `top_n` best evaluations are listed.
+    """
 
     evaluations: Sequence[Evaluation]
     run: Manifest
-    """The content of run.json."""
     top_n: int
-    """The number of best evaluations to list."""
     confirmations: Sequence[Evaluation] = ()
     ask_models: bool = True
     """Whether models may be fitted. A run that is being stopped has no time for them."""
@@ -223,7 +220,7 @@ class Summary:
         """The priors, and whether evaluations agree with them."""
         if not self.run.priors:
             return []
-        from hpo.results.prior_agreement import compare_priors  # Imports scipy, which takes 0.1 s.
+        from hpo.results.models import compare_priors  # Imports scipy, which takes 0.1 s.
 
         with suppress(ValueError):  # A user has edited run.json.
             return compare_priors(
@@ -239,7 +236,7 @@ class Summary:
         """
         if not self.ask_models or self.best is None or self.run.objectives.is_multi_objective:
             return None
-        from hpo.results.expected_loss import predict_best  # Imports scipy.
+        from hpo.results.models import predict_best
 
         with suppress(ValueError):  # A user has edited run.json.
             return predict_best(self.evaluations, self.run.space, self.best)
@@ -250,7 +247,7 @@ class Summary:
         """The importance of each hyperparameter, the highest first. Sampling them takes seconds."""
         if not self.ask_models:
             return []
-        from hpo.results.importances import compute_importances  # Imports scipy.
+        from hpo.results.models import compute_importances
 
         with suppress(ValueError):  # A user has edited run.json.
             return compute_importances(self.evaluations, self.run.space)
@@ -267,7 +264,16 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
     return {
         "evaluations": summary.counts,
         "waiting": summary.waiting,
-        "failures": [_describe_failures(kind) for kind in summary.failures],
+        "failures": [
+            {
+                "reason": kind.reason,
+                "count": len(kind.failed),
+                "trial": kind.latest.trial,
+                "confirms": kind.latest.confirms,
+                "has_traceback": bool(kind.latest.traceback),
+            }
+            for kind in summary.failures
+        ],
         "priors": [asdict(prior) for prior in summary.priors],
         "propagators": [asdict(propagator) for propagator in summary.propagators],
         "rungs": [asdict(rung) for rung in summary.rungs],
@@ -319,14 +325,43 @@ def _describe(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _describe_failures(kind: FailureKind) -> dict[str, Any]:
-    return {
-        "reason": kind.reason,
-        "count": len(kind.failed),
-        "trial": kind.latest.trial,
-        "confirms": kind.latest.confirms,
-        "has_traceback": bool(kind.latest.traceback),
-    }
+def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the evaluations that had the lowest loss of the run when they ended.
+
+    Their losses are also lower than those of all evaluations that were imported before them.
+    """
+    found = []
+    lowest = math.inf
+    for evaluation in _iterate_by_end(evaluations):
+        if evaluation.state == "complete" and evaluation.loss < lowest:
+            lowest = evaluation.loss
+            found.append(evaluation)
+    return [evaluation for evaluation in found if not evaluation.imported_from]
+
+
+def list_best_so_far(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the best imported evaluation, if any, and those that improved the lowest loss."""
+    first = find_best(e for e in evaluations if e.imported_from)
+    return [*filter(None, [first]), *find_improvements(evaluations)]
+
+
+def find_front_additions(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> list[Evaluation]:
+    """Return the evaluations that joined the front of earlier ones when they ended."""
+    archive = FrontArchive(objectives)
+    found = [evaluation for evaluation in _iterate_by_end(evaluations) if archive.add(evaluation)]
+    return [evaluation for evaluation in found if not evaluation.imported_from]
+
+
+def _iterate_by_end(evaluations: Sequence[Evaluation]) -> Iterator[Evaluation]:
+    """Yield each imported evaluation before the first ended one with a higher trial number."""
+    imported = [evaluation for evaluation in evaluations if evaluation.imported_from]
+    pending = deque(sorted(imported, key=lambda evaluation: evaluation.trial))
+    for evaluation in sort_by_end(evaluations):
+        while pending and pending[0].trial < evaluation.trial:
+            yield pending.popleft()
+        yield evaluation
 
 
 def summarize_rungs(
@@ -336,26 +371,24 @@ def summarize_rungs(
     halving = HALVING_SCHEDULES.get(pruner)
     if halving is None:
         return []
-    return [
-        RungSummary(
+    found = []
+    for rung in compute_rungs(halving, evaluations, objectives):
+        promotion = None
+        if rung.next_paused is not None:
+            position, evaluation = rung.next_paused
+            loss = _drop_infinite(evaluation.loss)
+            promotion = NextPromotion(evaluation.trial, loss, halving.count_needed(position))
+        summary = RungSummary(
             rung.bracket,
             rung.epochs,
             reached=len(rung.losses),
             continued=len(rung.continued),
             paused=len(rung.paused),
             best=_drop_infinite(rung.losses[0][0]),
-            next=_find_next(halving, rung),
+            next=promotion,
         )
-        for rung in compute_rungs(halving, evaluations, objectives)
-    ]
-
-
-def _find_next(halving: HalvingSchedule, rung: Rung) -> NextPromotion | None:
-    if rung.next_paused is None:
-        return None
-    position, evaluation = rung.next_paused
-    loss = _drop_infinite(evaluation.loss)
-    return NextPromotion(evaluation.trial, loss, halving.count_needed(position))
+        found.append(summary)
+    return found
 
 
 def _drop_infinite(loss: float) -> float | None:
@@ -363,10 +396,7 @@ def _drop_infinite(loss: float) -> float | None:
 
 
 def parse_session_start(run: Manifest) -> float:
-    """Return the start of the latest session in seconds since the epoch.
-
-    Return minus infinity if run.json has no valid start.
-    """
+    """Return the start of the latest session in seconds; minus infinity if run.json has none."""
     try:
         return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
@@ -374,11 +404,7 @@ def parse_session_start(run: Manifest) -> float:
 
 
 def select_session(evaluations: Sequence[Evaluation], since: float) -> list[Evaluation]:
-    """Return the evaluations that have ended in a session.
-
-    Args:
-        since: The start of the session in seconds since the epoch.
-    """
+    """Return the evaluations that have ended in the session that started at `since`."""
     return [e for e in evaluations if e.has_ended_in_run and e.started >= since]
 
 
@@ -387,14 +413,8 @@ def compute_busy_fraction(
 ) -> float | None:
     """Return the share of time that workers spent in evaluations.
 
-    The time is that between the first start and the last end of the session.
-
-    Args:
-        since: The start of the session in seconds since the epoch.
-
-    Returns:
-        The share, from 0 to 1. None if no evaluation has ended, or if the clock was set back during
-        the session.
+    The time is that between the first start and the last end of the session that started at
+    `since`. Return None if no evaluation has ended, or if the clock was set back since then.
     """
     ours = select_session(evaluations, since)
     if not ours:

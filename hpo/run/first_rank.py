@@ -393,7 +393,7 @@ def _test_winner(
 ) -> None:
     if winner is None or not problem.file.has_test:
         return
-    from hpo.views.winner_text import explain_missing_test, format_test_result
+    from hpo.views.result_text import explain_missing_test, format_test_result
 
     try:
         content = run_winner_test(

@@ -31,19 +31,14 @@ _SECRETS = (
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker shows.
-
-    Attributes:
-        id: Unique identifier of the run.
-        manifest: Content of run.json.
-        folder: Directory for the tracker's files.
-        notify: Function that prints a message of one line for the user.
-    """
+    """The run that a tracker shows."""
 
     id: str
     manifest: Manifest
     folder: Path
+    """Directory for the tracker's files."""
     notify: Callable[[str], None]
+    """Function that prints a message of one line for the user."""
 
     @property
     def name(self) -> str:

@@ -29,11 +29,8 @@ _ROOT = Path(hpo.__file__).parents[1]
 class TrackerProcesses:
     """Processes, one per tracker, that follow studies until `finish` is called.
 
-    Args:
-        niceness: Added to the niceness of this process; higher values give the trackers less CPU
-            time.
-        notify: Function that is called with each message for the user, of one line; default: print
-            to stderr.
+    `niceness` is added to that of this process. `notify` is called with each message for the user,
+    of one line; default: print to stderr.
     """
 
     def __init__(

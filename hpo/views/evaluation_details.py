@@ -1,4 +1,4 @@
-"""Find evaluations of a run, and collect all facts about them, also for other programs.
+"""Find evaluations of a run, collect all facts about them, and show them as text or JSON.
 
 The label of an evaluation is "7" for trial 7 of the search, and "confirm-7" for trial 7 of the
 confirmation.
@@ -6,35 +6,47 @@ confirmation.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
 from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader, RunSnapshot
 from hpo.results.recommendation import find_winner
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import INTERRUPTED, Evaluation
 from hpo.store.output_log import LogTail, read_log_tail
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir
-from hpo.text_format import escape_unencodable
+from hpo.text_format import (
+    escape_unencodable,
+    format_count,
+    format_date,
+    format_duration,
+    format_number,
+    make_printable,
+    split_printable_lines,
+)
+
+_LABEL_WIDTH = 14  # columns
+_LOSSES_PER_LINE = 5
+_MAX_LOSSES = 50
+_INDENT = "    "
 
 
 @dataclass(frozen=True)
 class EvaluationDetails:
-    """All facts about one evaluation: its record, and what other evaluations and its log say."""
+    """All facts about one evaluation of a study: its record, other evaluations and its log."""
 
     evaluation: Evaluation
-    """The evaluation as recorded."""
     study: str
-    """Name of the study that contains it."""
     in_use: bool | None
     """Whether the run is active now; None if this host cannot see that."""
     seed: int | None
@@ -44,7 +56,6 @@ class EvaluationDetails:
     retried_state: str
     """State of the previous trial of the same individual; "" if this is the first trial."""
     confirmed_by: list[Evaluation]
-    """Evaluations that train the same hyperparameters with other seeds."""
     log_end: LogTail | None
     """The final lines of its log file; None if no log file exists."""
     is_on_front: bool | None = None
@@ -54,11 +65,7 @@ class EvaluationDetails:
 
 
 class EvaluationLookup:
-    """Evaluations of a run, as they were when they were read, with a search by label.
-
-    Args:
-        snapshot: Evaluations and confirmations of the run, and whether it is active.
-    """
+    """Evaluations of a run, as they were when they were read, with a search by label."""
 
     def __init__(self, run_dir: RunDir, snapshot: RunSnapshot) -> None:
         self.run_dir = run_dir
@@ -70,19 +77,12 @@ class EvaluationLookup:
     @classmethod
     def read(cls, reader: RunReader) -> EvaluationLookup:
         """Read all evaluations of a run, and return a lookup for them."""
-        # Read first: if the run has ended, the study is complete.
-        in_use = reader.run_dir.is_in_use
-        evaluations = reader.read_evaluations()
+        snapshot = reader.take_snapshot()
         confirmations = reader.read_confirmations(all_plans=True)
-        snapshot = RunSnapshot(time.time(), reader.manifest, evaluations, confirmations, in_use)
-        return cls(reader.run_dir, snapshot)
+        return cls(reader.run_dir, replace(snapshot, confirmations=confirmations))
 
     def find_evaluation(self, label: str) -> Evaluation:
-        """Return the evaluation with a label, such as "7" (search) or "confirm-0" (confirmation).
-
-        Raises:
-            UsageError: `label` is not a label, or no evaluation has this label.
-        """
+        """Return the evaluation with a label, such as "7" or "confirm-0"."""
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", label):
             raise UsageError(f"TRIAL must be a number or confirm-N, got {label!r}.")
         trial = int(label.removeprefix("confirm-"))
@@ -95,14 +95,7 @@ class EvaluationLookup:
         return found
 
     def choose_evaluation(self) -> tuple[Evaluation, str]:
-        """Return the most relevant evaluation of the run, and the reason for this choice as text.
-
-        This is the winner (the recommended evaluation), or the latest failed evaluation if none has
-        succeeded.
-
-        Raises:
-            UsageError: No evaluation has succeeded or failed.
-        """
+        """Return the winner, or the latest failure if there is none, and the reason for it."""
         confirmations = make_plan(self._run).select_planned(self._confirmations)
         winner = find_winner(self._evaluations, confirmations, self._run.objectives)
         if winner is not None:
@@ -127,16 +120,22 @@ class EvaluationLookup:
 
     def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
         """Return all known facts about an evaluation."""
-        trial, confirms = evaluation.trial, evaluation.confirms is not None
+        trial = evaluation.trial
+        confirms = evaluation.confirms is not None
         siblings = self._confirmations if confirms else self._evaluations
         retries = (sibling.trial for sibling in siblings if sibling.retry_of == trial)
         retried = _find_trial(siblings, evaluation.retry_of)
         is_on_front, dominated_by = self._compare_with_front(evaluation)
+        seed = evaluation.seed
+        # The seed of an evaluation that another run has trained is unknown.
+        is_seed_of_run = evaluation.state == "waiting" or len(self._run.sessions) == 1
+        if seed is None and is_seed_of_run and not evaluation.imported_from:
+            seed = self._run.seed
         return EvaluationDetails(
             evaluation,
             study=self._run.confirmation_study if confirms else self._run.study,
             in_use=self._in_use,
-            seed=self._find_seed(evaluation),
+            seed=seed,
             retried_by=next(retries, None),
             retried_state=retried.state if retried else "",
             confirmed_by=[e for e in self._confirmations if not confirms and e.confirms == trial],
@@ -145,15 +144,7 @@ class EvaluationLookup:
             dominated_by=dominated_by,
         )
 
-    def _find_seed(self, evaluation: Evaluation) -> int | None:
-        """Return the seed of an evaluation; None if it is unknown."""
-        if evaluation.seed is not None or evaluation.imported_from:
-            return evaluation.seed
-        is_seed_of_run = evaluation.state == "waiting" or len(self._run.sessions) == 1
-        return self._run.seed if is_seed_of_run else None
-
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
-        """Return `is_on_front` and `dominated_by` of an evaluation's details."""
         objectives = self._run.objectives
         if not objectives.is_multi_objective:
             return None, None
@@ -180,7 +171,8 @@ def _format_span(evaluations: Sequence[Evaluation]) -> str:
     """Return the first and the last label as text, such as "0 to 7"; empty without evaluations."""
     if not evaluations:
         return ""
-    first, last = evaluations[0].label, evaluations[-1].label
+    first = evaluations[0].label
+    last = evaluations[-1].label
     return first if first == last else f"{first} to {last}"
 
 
@@ -260,3 +252,193 @@ def _make_datetime(seconds: float) -> datetime | None:
 def format_time(time: datetime) -> str:
     """Return a time as ISO 8601 with microseconds."""
     return time.isoformat(timespec="microseconds")
+
+
+def format_evaluation(
+    details: EvaluationDetails, run_dir: Path, reason: str, now: float
+) -> list[str]:
+    """Return all facts about an evaluation as lines of text, with the reason why it is shown."""
+    evaluation = details.evaluation
+    title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}"
+    if reason:
+        title += f" ({reason})"
+    lines = [make_printable(title), ""]
+    for name, fact in _list_facts(details, now):
+        lines.append(f"{name:{_LABEL_WIDTH}}{make_printable(fact)}".rstrip())
+    lines += _indent_lines(_format_losses(evaluation.curve))
+    log_end = details.log_end
+    if log_end and log_end.lines:
+        cut = f"without its first {format_count(log_end.lines_before, 'line')}, "
+        heading = f"output, {cut if log_end.lines_before else ''}{log_end.path}:"
+        lines += ["", make_printable(heading)]
+        lines += _indent_lines(
+            line for text in log_end.lines for line in split_printable_lines(text)
+        )
+    if evaluation.traceback:
+        lines += ["", "traceback:", *_indent_lines(split_printable_lines(evaluation.traceback))]
+    return lines
+
+
+def _indent_lines(lines: Iterable[str]) -> list[str]:
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def _describe_state(details: EvaluationDetails) -> str:
+    evaluation = details.evaluation
+    again = details.retried_by
+    if evaluation.state == "interrupted":
+        if evaluation.tests is not None:
+            return f"a test of worker {evaluation.worker}, which repeats trial {evaluation.tests}"
+        retry = ""
+        if again is not None:
+            retry = f", and retried as trial {_format_other_trial(evaluation, again)}"
+        end = "failed on a broken worker" if _has_own_failure(evaluation) else "interrupted"
+        return f"{end}{retry}"
+    if evaluation.state in ("paused", "promoted"):
+        paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
+        return paused if again is None else f"{paused}, and promoted: it continues as trial {again}"
+    if evaluation.state == "complete" and evaluation.cut_after:
+        epochs = format_count(evaluation.cut_after, "epoch")
+        return f"complete, ended after {epochs} at the target loss"
+    if evaluation.state == "running" and details.in_use is None:
+        return "running, or the run has crashed: this host cannot see which"
+    if evaluation.state in ("running", "waiting") and details.in_use is False:
+        state = "not ended" if evaluation.state == "running" else "waiting"
+        return f"{state}: the run is not active; --resume evaluates it"
+    return evaluation.state
+
+
+def _has_own_failure(evaluation: Evaluation) -> bool:
+    return evaluation.failure not in (None, INTERRUPTED)
+
+
+def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each line. The name is "" for later lines of a fact."""
+    evaluation = details.evaluation
+    is_search = evaluation.confirms is None
+    if evaluation.state == "failed" or _has_own_failure(evaluation):
+        yield "failure", evaluation.failure or "no reason was recorded"
+    if math.isfinite(evaluation.loss):
+        yield "loss", f"{evaluation.loss}"
+    if details.is_on_front is not None and evaluation.state == "complete" and is_search:
+        text = "not on it"
+        if details.is_on_front:
+            text = "on it: no other individual dominates it"
+        elif details.dominated_by is not None:
+            text += f": trial {details.dominated_by} is as good or better in all objectives"
+        yield "front", text
+    yield from _list_items("metrics", [f"{name} = {m}" for name, m in evaluation.metrics.items()])
+    yield from _list_items("parameters", [f"{name} = {p}" for name, p in evaluation.params.items()])
+    yield from _list_origin(details)
+    if details.seed is not None:
+        yield "seed", str(details.seed)
+    yield from _list_times(details, now)
+    if evaluation.state == "failed" and not evaluation.traceback:
+        yield "traceback", "none was recorded"
+    log_end = details.log_end
+    if log_end is None and evaluation.state != "waiting" and not evaluation.imported_from:
+        yield "logs", "nothing was kept"
+    if log_end is not None and log_end.problem:
+        yield "logs", f"{log_end.path} cannot be read: {log_end.problem}"
+    yield "losses", _summarize_losses(evaluation.curve)
+
+
+def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
+    evaluation = details.evaluation
+    location = f"island {evaluation.island}, worker {evaluation.worker}"
+    if evaluation.imported_from:
+        yield "imported from", f"{evaluation.imported_from}, to {location}"
+    elif evaluation.confirms is not None:
+        on_worker = "" if evaluation.state == "waiting" else f"; on {location}"
+        yield "confirms", f"trial {evaluation.confirms}, with another seed{on_worker}"
+    elif evaluation.state != "waiting":
+        propagator = evaluation.propagator or "unknown"
+        yield "bred", f"{location}, generation {evaluation.generation}, propagator {propagator}"
+    if evaluation.immigrants:
+        counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
+        yield "immigrants", f"{', '.join(counts)} were on its island when it began"
+    if evaluation.inherits is not None:
+        yield "inherits", f"the checkpoint at the end of trial {evaluation.inherits}"
+    if evaluation.retry_of is not None:
+        retried = _format_other_trial(evaluation, evaluation.retry_of)
+        yield "retry of", f"trial {retried}, which was {details.retried_state}"
+    if evaluation.crash_count:
+        times = format_count(evaluation.crash_count, "time")
+        yield "crashes", f"the job crashed {times} in a row during its earlier trials"
+    if evaluation.resumed_from_step:
+        epochs = format_count(evaluation.resumed_from_step, "epoch")
+        yield "resumed", f"from the checkpoint of that trial, after {epochs}"
+    if evaluation.checkpoint_step and evaluation.state in ("running", "interrupted"):
+        yield "checkpoint", f"after {format_count(evaluation.checkpoint_step, 'epoch')}"
+    results = [
+        f"{each.label}: {format_number(each.loss) if each.state == 'complete' else each.state}"
+        for each in details.confirmed_by
+    ]
+    yield from _list_items("confirmed by", results)
+
+
+def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
+    evaluation = details.evaluation
+    if math.isfinite(evaluation.started):
+        yield "started", format_date(evaluation.started)
+    if math.isfinite(evaluation.ended):
+        text = format_date(evaluation.ended)
+        if evaluation.has_ended:
+            text += f", after {format_duration(evaluation.seconds)}"
+            if evaluation.seconds_before:
+                before = format_duration(evaluation.seconds_before)
+                text += f", {before} of it before the resume"
+        yield "ended", text
+    elif evaluation.state == "running" and details.in_use and math.isfinite(evaluation.started):
+        yield "ended", f"not yet, after {format_duration(now - evaluation.started)}"
+
+
+def _list_items(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return ((name if index == 0 else "", text) for index, text in enumerate(texts))
+
+
+def _format_other_trial(evaluation: Evaluation, trial: int) -> str:
+    """Return the label of trial number `trial`, which is in the same study as `evaluation`."""
+    return str(trial) if evaluation.confirms is None else f"confirm-{trial}"
+
+
+def _summarize_losses(curve: Mapping[int, float]) -> str:
+    if not curve:
+        return "none was reported"
+    lowest = min(curve, key=lambda epoch: _make_comparable(curve[epoch]))
+    text = (
+        f"{format_count(len(curve), 'epoch')}, "
+        f"the lowest {format_number(curve[lowest])} after epoch {lowest}"
+    )
+    if len(curve) > _MAX_LOSSES:
+        text += f"; {len(_choose_epochs(curve))} are shown, --json has all"
+    return text
+
+
+def _format_losses(curve: Mapping[int, float]) -> list[str]:
+    cells = [(str(epoch), format_number(curve[epoch])) for epoch in _choose_epochs(curve)]
+    wide, wider = (max((len(cell[index]) for cell in cells), default=0) for index in (0, 1))
+    texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
+    rows = [
+        texts[index : index + _LOSSES_PER_LINE] for index in range(0, len(texts), _LOSSES_PER_LINE)
+    ]
+    return ["   ".join(row).rstrip() for row in rows]
+
+
+def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
+    """Return the epochs whose losses are shown.
+
+    Of many epochs, these are every n-th, and those with the first, lowest and final loss. The
+    interval n is 2, 5, 10, 20 and so on.
+    """
+    epochs = sorted(curve)
+    if not epochs:
+        return []
+    steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+    step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)
+    lowest = min(epochs, key=lambda epoch: _make_comparable(curve[epoch]))
+    return sorted({*epochs[step - 1 :: step], epochs[0], epochs[-1], lowest})
+
+
+def _make_comparable(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss

@@ -53,14 +53,11 @@ class EvaluationTable:
 
     Values are finite numbers, booleans, texts that UTF-8 can encode, times in UTC, and lists of
     numbers and None.
-
-    Attributes:
-        column_types: Type of each column by its name: "text", "whole" (integer), "number" (float),
-            "truth" (boolean), "numbers" (list of floats), "time", or "any" (hyperparameters).
-        rows: The rows, each with one value per column.
     """
 
     column_types: Mapping[str, str]
+    """Type of each column by its name: "text", "whole" (integer), "number" (float), "truth"
+    (boolean), "numbers" (list of floats), "time", or "any" (hyperparameters)."""
     rows: Sequence[Sequence[Any]]
 
 
@@ -70,7 +67,8 @@ def make_evaluation_table(run: RunReader) -> EvaluationTable:
     Each hyperparameter of the search space has a column, even if no evaluation has a value for it.
     With several objectives, a column of booleans marks the evaluations on the Pareto front.
     """
-    evaluations, objectives = run.read_evaluations(), run.manifest.objectives
+    evaluations = run.read_evaluations()
+    objectives = run.manifest.objectives
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
     front_column = {}
     if objectives.is_multi_objective:
@@ -109,11 +107,7 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def find_writer(format_name: str) -> Callable[[EvaluationTable], bytes]:
-    """Return the function that encodes a table as csv, json or parquet.
-
-    Raises:
-        UsageError: The format is unknown, or a package for it is missing.
-    """
+    """Return the function that encodes a table as csv, json or parquet."""
     if format_name == "csv":
         return _encode_csv
     if format_name == "json":
@@ -139,17 +133,14 @@ def _encode_csv(table: EvaluationTable) -> bytes:
 
 
 def _format_cell(value: Any) -> Any:
-    """Format times as ISO 8601 and lists as JSON, and escape formulas of spreadsheets."""
+    """Format times as ISO 8601 and lists as JSON, and escape controls and formulas in texts."""
     if isinstance(value, datetime):
         return format_time(value)
     if isinstance(value, list):
         return json.dumps(value)
-    return _escape_formula(value) if isinstance(value, str) else value
-
-
-def _escape_formula(text: str) -> str:
-    """Escape control characters, and put an apostrophe before a formula of spreadsheets."""
-    shown = "".join(escape_invisible(c) if _is_control(c) else c for c in text)
+    if not isinstance(value, str):
+        return value
+    shown = "".join(escape_invisible(c) if _is_control(c) else c for c in value)
     return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
 
 
@@ -185,8 +176,8 @@ def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:
 def _make_array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
     """Return a column in which all values have one type.
 
-    It is the type `expected`. If that is None, it is the common type of the values, or float for a
-    mix of int and float. If a value does not fit, all values are converted to text.
+    It is `expected`, or by default the common type of the values, or float for a mix of int and
+    float. If a value does not fit, all values are converted to text.
     """
     kinds = {type(value) for value in values if value is not None}
     try:

@@ -36,8 +36,8 @@ class LossScale:
     def compute_fraction(self, loss: float) -> float:
         """Return the position of a loss on the scale: 0 for `lowest`, 1 for `highest`."""
         if self.is_logarithmic:
-            lowest, highest = math.log10(self.lowest), math.log10(self.highest)
-            return (math.log10(loss) - lowest) / (highest - lowest)
+            lowest = math.log10(self.lowest)
+            return (math.log10(loss) - lowest) / (math.log10(self.highest) - lowest)
         # Halves are used because a difference of floats may overflow.
         length = self.highest / 2 - self.lowest / 2
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
@@ -49,8 +49,8 @@ class LossScale:
         absolute value of this loss, or 1 for a loss of 0.
         """
         if self.is_logarithmic:
-            lowest, highest = math.log10(self.lowest), math.log10(self.highest)
-            power = lowest + fraction * (highest - lowest)
+            lowest = math.log10(self.lowest)
+            power = lowest + fraction * (math.log10(self.highest) - lowest)
             return float(10 ** max(_POWER_RANGE[0], min(power, _POWER_RANGE[1])))
         length = self.highest / 2 - self.lowest / 2 or abs(self.highest) / 2 or 0.5
         loss = 2 * (self.lowest / 2 + fraction * length)
@@ -72,51 +72,33 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
        losses or fewer, this rule finds no outliers.
 
     A rule applies only if it makes the scale at most half as long. The scale thus includes all
-    losses of a run without outliers.
-
-    Args:
-        losses: Losses of all complete evaluations, which determine the usual loss; default:
-            `drawn_losses`.
+    losses of a run without outliers. `losses` of all complete evaluations determine the usual loss;
+    default: `drawn_losses`.
     """
     shown = sorted(loss for loss in drawn_losses if math.isfinite(loss))
     if not shown:
         return LossScale(0.0, 0.0)
-    scale = _shorten_scale(
-        LossScale(shown[0], shown[-1]),
-        shown,
-        _compute_upper_limit(losses if len(set(losses)) > 1 else shown),
-    )
+    known = losses if len(set(losses)) > 1 else shown
+    usual = _compute_quantile(known, 0.5)
+    limit = usual + (_MAX_LOSS_RATIO - 1) * max(abs(usual), usual - min(known))
+    scale = _shorten_scale(LossScale(shown[0], shown[-1]), shown, limit)
     inside = [loss for loss in shown if not scale.is_out_of_range(loss)]
     nine_tenths = _compute_quantile(inside, 0.9)
-    return _shorten_scale(
-        scale,
-        inside,
-        max(nine_tenths, scale.compute_loss(_PARTS * scale.compute_fraction(nine_tenths))),
-    )
+    farthest = scale.compute_loss(_PARTS * scale.compute_fraction(nine_tenths))
+    return _shorten_scale(scale, inside, max(nine_tenths, farthest))
 
 
 def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
     """Return the losses of all complete evaluations, except infinite losses and NaN."""
-    return [
-        evaluation.loss
-        for evaluation in evaluations
-        if evaluation.state == "complete" and math.isfinite(evaluation.loss)
-    ]
+    return [e.loss for e in evaluations if e.state == "complete" and math.isfinite(e.loss)]
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to `limit`.
-
-    It is `scale` itself if the shorter one is not at most half as long.
-    """
+    """Return a scale that ends at the highest loss up to `limit`, if it is at most half as long."""
     inside = [loss for loss in losses if loss <= limit]
-    worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
-    return LossScale(scale.lowest, inside[-1]) if worth_it else scale
-
-
-def _compute_upper_limit(losses: Sequence[float]) -> float:
-    best, usual = min(losses), _compute_quantile(losses, 0.5)
-    return usual + (_MAX_LOSS_RATIO - 1) * max(abs(usual), usual - best)
+    if inside and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION:
+        return LossScale(scale.lowest, inside[-1])
+    return scale
 
 
 def _compute_quantile(losses: Sequence[float], fraction: float) -> float:

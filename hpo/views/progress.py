@@ -33,9 +33,7 @@ _RESERVED_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds"
 def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
     """Return the best result as text that begins a line of progress; "" before the first result.
 
-    Args:
-        best: The evaluation with the lowest loss.
-        on_front: Number of individuals on the front; 0 if the loss is the only objective.
+    `on_front` is the number of individuals on the front; 0 if the loss is the only objective.
     """
     if best is None:
         return ""
@@ -47,9 +45,8 @@ def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
 class ProgressLines:
     """Formats a line for each evaluation that ends, with a mark if it is a new best.
 
-    Args:
-        past: Evaluations recorded so far. Those that have ended get no line.
-        budget: Number of evaluations that the run has to do. Callers may change this attribute.
+    Evaluations in `past` that have ended get no line. Callers may change `budget`, the number of
+    evaluations that the run has to do.
     """
 
     def __init__(
@@ -59,9 +56,7 @@ class ProgressLines:
         self._ended: set[int] = set()  # trials
         # First trials of the individuals with at least one ended trial.
         self._done = {self._roots[evaluation.trial] for evaluation in self.take_ended(past)}
-        self._archive = FrontArchive(
-            objectives, [evaluation for evaluation in past if evaluation.confirms is None]
-        )
+        self._archive = FrontArchive(objectives, [e for e in past if e.confirms is None])
         self._several = objectives.is_multi_objective
         self._mark = "front" if self._several else "best"
         self.budget = budget
@@ -70,7 +65,8 @@ class ProgressLines:
     @property
     def heading(self) -> str:
         """Line with the headings of the columns."""
-        done, mark = 2 * len(str(self.budget)) + 1, len(self._mark)
+        done = 2 * len(str(self.budget)) + 1
+        mark = len(self._mark)
         return f"{'done':>{done}}  island  worker  generation      loss  {'':{mark}}  seconds"
 
     @property
@@ -104,7 +100,13 @@ class ProgressLines:
             loss = format_number(evaluation.loss)
         seconds = format_tenths(evaluation.seconds)
         values = merge_params_and_metrics(evaluation.params, evaluation.metrics, _RESERVED_COLUMNS)
-        what = confirms + self._align_values(values)
+        texts = []
+        for name, item in values.items():
+            text = f"{make_printable(name)}={format_value(item)}"
+            # Each column is as wide as its longest text so far.
+            self._widths[name] = max(self._widths.get(name, 0), len(text))
+            texts.append(text.ljust(self._widths[name]))
+        what = confirms + "  ".join(texts).rstrip()
         if evaluation.failure:
             what += f"  {cut_text(evaluation.failure)}"
         return (
@@ -114,27 +116,12 @@ class ProgressLines:
             f"{seconds:>7}  {what}"
         )
 
-    def _align_values(self, values: dict[str, object]) -> str:
-        """Return names and values in columns, each as wide as its longest text so far."""
-        texts = []
-        for name, item in values.items():
-            text = f"{make_printable(name)}={format_value(item)}"
-            self._widths[name] = max(self._widths.get(name, 0), len(text))
-            texts.append(text.ljust(self._widths[name]))
-        return "  ".join(texts).rstrip()
-
 
 class ProgressPrinter:
     """Context manager whose thread prints a line for each evaluation that ends.
 
     Evaluations that have ended earlier are not printed. A line is printed after its evaluation was
     written to the study, so a crash does not lose evaluations that the user has seen.
-
-    Args:
-        read_changes: Returns the evaluations that have started or ended since its last call.
-        budget: Number of evaluations of the run.
-        out: Stream to print to; default: standard output, even if an objective replaces sys.stdout.
-        on_error: Called with a traceback if printing fails.
     """
 
     def __init__(
@@ -151,9 +138,7 @@ class ProgressPrinter:
         self._out = out
         past = read_changes()
         self._lines = ProgressLines(past, budget, objectives)
-        self._evaluations = {
-            evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"
-        }
+        self._evaluations = {e.trial: e for e in past if e.state == "running"}
         self._started_at = self._estimated_at = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -187,16 +172,13 @@ class ProgressPrinter:
             and self._lines.done_count < self._budget
         ):
             self._estimated_at = time.monotonic()
-            self._print_line(self._format_estimate())
-
-    def _format_estimate(self) -> str:
-        remaining = self._budget - self._lines.done_count
-        pace = compute_pace(list(self._evaluations.values()), remaining, -math.inf, time.time())
-        left = "nothing yet"
-        if pace.seconds_left is not None:
-            left = f"about {format_duration(pace.seconds_left)} left"
-        gone = format_duration(self._estimated_at - self._started_at)
-        return f"-- {self._lines.best_text}{gone} gone, {left}"
+            remaining = self._budget - self._lines.done_count
+            pace = compute_pace(list(self._evaluations.values()), remaining, -math.inf, time.time())
+            left = "nothing yet"
+            if pace.seconds_left is not None:
+                left = f"about {format_duration(pace.seconds_left)} left"
+            gone = format_duration(self._estimated_at - self._started_at)
+            self._print_line(f"-- {self._lines.best_text}{gone} gone, {left}")
 
     def _print_line(self, line: str) -> None:
         print(make_printable(line), file=self._out, flush=True)

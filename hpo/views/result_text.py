@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual
+from hpo.results.display_names import name_metrics, name_params
 from hpo.results.hypervolume import Hypervolume
+from hpo.results.reader import RunReader
+from hpo.results.recommendation import find_confirmed_entry, find_network, read_winner_test
 from hpo.results.summary import RungSummary, Summary
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, format_label
 from hpo.store.pareto_front import compute_costs, select_far_apart
-from hpo.text_format import format_list, format_number, format_value
+from hpo.store.weights import read_weights_trial
+from hpo.text_format import (
+    format_count,
+    format_list,
+    format_named_values,
+    format_number,
+    format_value,
+    make_printable,
+)
+from hpo.views.tables import Columns
 
 if TYPE_CHECKING:
-    from hpo.results.prior_agreement import PriorAgreement
+    from hpo.results.models import PriorAgreement
 
 _TOLERANCE = 0.02  # fraction of a loss; smaller differences are not mentioned
 _METHOD = "95% confidence, Hsu's multiple comparisons with the best"
-
-Columns = list[tuple[str, list[str]]]
-"""Columns of a table, each a pair of its heading and its cells."""
+RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
 
 
 def describe_front(count: int, objectives: Objectives) -> str:
@@ -54,8 +66,7 @@ def select_front_rows(
 ) -> tuple[list[Evaluation], dict[int, int]]:
     """Return at most `limit` individuals of a front that are far apart, and their ties.
 
-    Returns:
-        The individuals; and, by trial, the number of others with equal values that were left out.
+    The ties are, by trial, the number of others with equal values that were left out.
     """
     if len(front) <= limit:
         return list(front), {}
@@ -76,11 +87,24 @@ def format_trial(trial: int, ties: Mapping[int, int]) -> str:
     return f"{trial} +{ties[trial]}" if ties.get(trial) else str(trial)
 
 
-def put_objectives_first(metrics: Iterable[str], objectives: Objectives) -> list[str]:
-    """Return the names of metrics, first those that are objectives."""
-    names = list(metrics)
-    own = [name for name in objectives.metric_names if name in names]
-    return own + [name for name in names if name not in own]
+def name_columns(
+    evaluations: Sequence[Evaluation],
+    params: Iterable[str],
+    objectives: Objectives,
+    taken: Collection[str],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the headings of metrics and of hyperparameters, which differ from those in `taken`.
+
+    Metrics are sorted, first those that are objectives.
+    """
+    params = list(params)
+    found = sorted({name for evaluation in evaluations for name in evaluation.metrics})
+    metrics = _put_objectives_first(found, objectives)
+    return name_metrics(metrics, params, taken), name_params(params, taken)
+
+
+def _put_objectives_first(metrics: Collection[str], objectives: Objectives) -> list[str]:
+    return list(dict.fromkeys([*(o for o in objectives.metric_names if o in metrics), *metrics]))
 
 
 def make_improved_heading(objectives: Objectives) -> str:
@@ -89,13 +113,10 @@ def make_improved_heading(objectives: Objectives) -> str:
 
 
 def describe_confirmed(summary: Summary, names: Sequence[str]) -> list[str]:
-    """Return sentences that compare the confirmed individuals.
+    """Return sentences that compare the confirmed individuals, which have these names.
 
     They say which individuals may be the best, which are as good as the best, and how much the loss
     depends on the seed.
-
-    Args:
-        names: A name for each individual in `summary.confirmed`, in the same order.
     """
     noise = summary.seed_noise
     sentences = describe_comparison(summary.confirmed, summary.as_good_within, names)
@@ -203,3 +224,93 @@ def _format_next_promotion(rung: RungSummary) -> str:
     if first.count_needed <= rung.reached:
         return f"{candidate}: now"
     return f"{candidate}: after {first.count_needed} have reached it"
+
+
+def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = None) -> None:
+    """Print the results of the best individual and the location of its weights to stderr.
+
+    The user may have chosen it by an `objective`.
+    """
+    objectives = run.manifest.objectives
+    test = read_winner_test(run.run_dir, chosen)
+    names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)
+    metrics = {
+        names[name]: chosen.metrics[name]
+        for name in _put_objectives_first(chosen.metrics, objectives)
+    }
+    first = f"trial {chosen.trial}: {format_named_values({'loss': chosen.loss, **metrics})}"
+    entry = find_confirmed_entry(chosen, run.read_confirmations())
+    lines = [f"{first} in the search", _format_confirmation(entry)] if entry else [first]
+    if objectives.is_multi_objective and objective is None:
+        count = len(run.find_front())
+        ways = " or ".join(f"--by {shlex.quote(name)}" for name in objectives.metric_names)
+        lines.append(f"{count} individuals are on the front: {ways} chooses another")
+        if count == 1:
+            lines[-1] = "it alone is on the front"
+    if test:
+        weights = ""
+        if test["confirmation"] is not None:
+            weights = f", with the weights of {format_label(test['confirmation'], True)}"
+        lines.append(f"on test data{weights}: {format_named_values(test['metrics'])}")
+    lines += _format_weights(run, chosen)
+    print(*map(make_printable, lines), sep="\n", file=sys.stderr)
+
+
+def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:
+    """Return lines about the test of the winner's network: its metrics, and which network."""
+    metrics = ", ".join(
+        f"{make_printable(name)} {format_number(value)}"
+        for name, value in content["metrics"].items()
+    )
+    network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
+    name = network.name if network else f"trial {winner.trial}"
+    lines = [f"On test data, which the search has not seen, the network of {name} has {metrics}"]
+    if network and find_confirmed_entry(winner, run.read_confirmations()):
+        loss = format_number(network.trained_by.loss)
+        lines.append(
+            f"Trial {winner.trial} has the lowest mean loss over other seeds. Of its networks, "
+            f"the one with the lowest validation loss, {loss}, was tested: {network.path}"
+        )
+    return lines
+
+
+def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
+    """Return why the winner's network was not tested.
+
+    Return "" if no weights were saved, or if it was tested earlier.
+    """
+    kept = read_weights_trial(run.run_dir.best_weights)
+    network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
+    if kept is None or (network and network.info.settings == run.manifest.settings):
+        return ""
+    if network:
+        reason = f"the weights of trial {winner.trial} were trained with other settings"
+        return f"No network was tested: {reason}"
+    why = "the lowest loss"
+    if find_confirmed_entry(winner, run.read_confirmations()):
+        why = "the lowest mean loss over other seeds"
+    return (
+        f"No network was tested: trial {winner.trial} has {why}, but no weights of it are kept; "
+        f"those of trial {kept} are in {run.run_dir.best_weights}"
+    )
+
+
+def _format_confirmation(entry: ConfirmedIndividual) -> str:
+    assert entry.mean is not None  # `find_confirmed_entry` returns no other entry.
+    seeds = format_count(len(entry.losses), "other seed")
+    deviation = ""
+    if entry.deviation is not None:
+        deviation = f", standard deviation {format_number(entry.deviation)}"
+    failed = f"; {entry.failed} failed" if entry.failed else ""
+    return f"trained again with {seeds}: mean loss {format_number(entry.mean)}{deviation}{failed}"
+
+
+def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
+    """Return a line with the path of the individual's weights, or of the weights that are kept."""
+    network = find_network(run.run_dir, chosen, run.read_confirmations(all_plans=True))
+    if network:
+        trained_by = network.trained_by
+        seed = f" (seed {trained_by.seed}, loss {format_number(trained_by.loss)})"
+        return [f"its weights: {network.path}{'' if trained_by.confirms is None else seed}"]
+    kept = read_weights_trial(run.run_dir.best_weights)
+    return [] if kept is None else [f"the weights of trial {kept}: {run.run_dir.best_weights}"]

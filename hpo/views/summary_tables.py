@@ -1,16 +1,22 @@
-"""Print the results of a run as tables."""
+"""Print the results of a run as tables, and a table of its failed evaluations."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
 from hpo.results.advice import Advice
-from hpo.results.display_names import collect_names, name_metrics
-from hpo.results.failures import FailureKind
-from hpo.results.summary import COUNTED_STATES, PropagatorResult, Summary
+from hpo.results.display_names import collect_names, name_params
+from hpo.results.failures import FailureKind, format_reason
+from hpo.results.summary import COUNTED_STATES, Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import (
     cut_text,
@@ -24,6 +30,7 @@ from hpo.text_format import (
     make_show_command,
 )
 from hpo.views.result_text import (
+    RESERVED_COLUMNS,
     describe_confirmed,
     describe_front,
     describe_hypervolume,
@@ -32,11 +39,11 @@ from hpo.views.result_text import (
     make_improved_heading,
     make_prior_columns,
     make_rung_columns,
-    put_objectives_first,
+    name_columns,
     select_front_rows,
 )
 from hpo.views.tables import (
-    find_important_names,
+    MAX_HYPERPARAMETERS,
     format_individuals,
     format_table,
     make_empty_table,
@@ -47,17 +54,14 @@ _MAX_REASONS = 10
 _MAX_FRONT_ROWS = 20  # rows in the table of the front, or --top-n if that is larger
 _LINE_WIDTH = 100  # characters per line of sentences
 _MAX_CHANGED = 8  # changed hyperparameters in the table of the lineage
-RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
+# Characters of the column of failures, even if the table is then wider than the terminal.
+_MIN_FAILURE_WIDTH = 40
+_LONGEST_VALUE = 24
+_GAP = 3  # characters between columns
 
 
 def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = False) -> None:
-    """Print the best individuals of each island and of the run, and the counts of evaluations.
-
-    Args:
-        run_dir: The run directory, which printed commands name.
-        shows_expected_loss: Whether a model is asked for the expected loss of the best, which takes
-            seconds.
-    """
+    """Print the best individuals of each island and of the run, and the counts of evaluations."""
     for island, best in summary.islands.items():
         if best:
             print(_format_entries(f"Island {island}", best, summary, run_dir))
@@ -72,11 +76,19 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
             )
             print(*lines, "", sep="\n")
     if summary.best:
-        improved = make_improved_heading(summary.run.objectives)
-        print(_format_propagators(summary.propagators, improved))
-    print(_format_search(summary), end="")
+        print(_format_propagators(summary))
+    if summary.priors:
+        print(format_table("Priors", make_table(make_prior_columns(summary.priors))))
+    if summary.lineage:
+        print(_format_ancestry(summary.lineage))
+    if summary.rungs:
+        print(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
+    print(_format_counts(summary))
+
+
+def _format_counts(summary: Summary) -> str:
     counts = summary.counts
     states = [f"{counts[state]} {state}" for state in COUNTED_STATES if counts[state]]
     if summary.waiting:
@@ -84,7 +96,7 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
     if summary.unconfirmed:
         states.append(f"{summary.unconfirmed} to confirm the best")
     imported = f"; {summary.imported} imported" if summary.imported else ""
-    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}")
+    return f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}"
 
 
 def print_times(wall_seconds: float, worker_busy_fraction: float) -> None:
@@ -108,7 +120,6 @@ def print_advice(advice: Sequence[Advice]) -> None:
 
 
 def _format_best(summary: Summary, run_dir: Path, shows_expected_loss: bool) -> str:
-    """Return the table of the best individuals of the whole run."""
     if summary.front:
         return _format_front(summary, run_dir)
     if summary.top:
@@ -125,17 +136,16 @@ def _format_front(summary: Summary, run_dir: Path) -> str:
     objectives = summary.run.objectives
     front = summary.front
     shown, ties = select_front_rows(front, objectives, max(_MAX_FRONT_ROWS, len(summary.top)))
-    sentences = (
-        describe_front(len(front), objectives),
-        describe_hypervolume(summary.hypervolume, objectives),
-    )
     lines = []
     if rest := len(front) - len(shown):
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
         hint = "; +1 is another trial with the same values" if ties else ""
         count = format_count(rest, "other")
         lines.append(make_printable(f"{count} of the front: {command} shows all{hint}"))
-    for sentence in sentences:
+    for sentence in (
+        describe_front(len(front), objectives),
+        describe_hypervolume(summary.hypervolume, objectives),
+    ):
         lines += textwrap.wrap(make_printable(sentence), _LINE_WIDTH)
     table = _format_entries("The Pareto front", shown, summary, run_dir, ties)
     return "\n".join([table + lines[0], *lines[1:], ""])
@@ -148,15 +158,16 @@ def _format_entries(
     run_dir: Path,
     ties: Mapping[int, int] | None = None,
 ) -> str:
-    metrics = put_objectives_first(
-        sorted({name for entry in entries for name in entry.metrics}), summary.run.objectives
-    )
     params = [entry.params for entry in entries]
-    names = name_metrics(metrics, collect_names(params), RESERVED_COLUMNS)
-    values = {name: [entry.metrics.get(name) for entry in entries] for name in metrics}
+    metrics, _ = name_columns(
+        entries, collect_names(params), summary.run.objectives, RESERVED_COLUMNS
+    )
     left = [
         ("loss", format_numbers([entry.loss for entry in entries])),
-        *((names[name], format_numbers(values[name])) for name in metrics),
+        *(
+            (heading, format_numbers([entry.metrics.get(name) for entry in entries]))
+            for name, heading in metrics.items()
+        ),
     ]
     right = [
         ("trial", [format_trial(entry.trial, ties or {}) for entry in entries]),
@@ -171,9 +182,7 @@ def _format_entries(
     if any(entry.imported_from for entry in entries):
         right.append(("imported from", [entry.imported_from for entry in entries]))
     more = make_show_command(run_dir, str(entries[0].trial))
-    return format_individuals(
-        title, params, left, right, more, lambda: find_important_names(summary)
-    )
+    return format_individuals(title, params, left, right, more, summary)
 
 
 def _format_confirmed(summary: Summary, run_dir: Path) -> str:
@@ -199,7 +208,7 @@ def _format_confirmed(summary: Summary, run_dir: Path) -> str:
         left,
         right,
         make_show_command(run_dir, str(entries[0].trial)),
-        lambda: find_important_names(summary),
+        summary,
     )
 
 
@@ -207,28 +216,17 @@ def _format_optional(number: float | None) -> str:
     return "" if number is None else format_number(number)
 
 
-def _format_propagators(entries: Sequence[PropagatorResult], improved_heading: str) -> str:
-    table = make_empty_table()
-    table.add_column("propagator", no_wrap=True)
-    for column in ("evaluations", improved_heading, "own best"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for entry in entries:
-        name = make_printable(entry.propagator)
-        counts = (str(entry.evaluations), str(entry.improved))
-        table.add_row(name, *counts, _format_optional(entry.best))
+def _format_propagators(summary: Summary) -> str:
+    entries = summary.propagators
+    columns = [
+        ("propagator", [entry.propagator for entry in entries]),
+        ("evaluations", [str(entry.evaluations) for entry in entries]),
+        (make_improved_heading(summary.run.objectives), [str(e.improved) for e in entries]),
+        ("own best", [_format_optional(entry.best) for entry in entries]),
+    ]
+    table = make_table(columns)
+    table.columns[0].justify = "left"
     return format_table("Propagators", table)
-
-
-def _format_search(summary: Summary) -> str:
-    """Return tables of priors, of the best individual's ancestors and of rungs, if any."""
-    texts = []
-    if summary.priors:
-        texts.append(format_table("Priors", make_table(make_prior_columns(summary.priors))))
-    if summary.lineage:
-        texts.append(_format_ancestry(summary.lineage))
-    if summary.rungs:
-        texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
-    return "".join(f"{text}\n" for text in texts)
 
 
 def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
@@ -261,3 +259,56 @@ def _format_failure_reasons(kinds: Sequence[FailureKind], run_dir: Path) -> str:
     return format_table(
         "Failures", table, f"{make_show_command(run_dir, latest.label)} shows {more}"
     )
+
+
+def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
+    """Return a table of the latest `n` failed evaluations, and a command that shows more.
+
+    The evaluations are sorted, the latest failure first.
+    """
+    if not failed:
+        return ["No evaluation failed."]
+    shown = failed[:n]
+    width = max(map(cell_len, format_table("", _make_failure_table(shown)).split("\n")))
+    reasons = [make_printable(format_reason(evaluation)) for evaluation in shown]
+    if sys.stdout.isatty():
+        longest = max(_MIN_FAILURE_WIDTH, shutil.get_terminal_size().columns - width - _GAP)
+        texts = [Text(reason) for reason in reasons]
+        for text in texts:
+            text.truncate(longest, overflow="ellipsis")
+        reasons = [text.plain for text in texts]
+    # The right edge of the table is a space.
+    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1
+    table = format_table("Failed", _make_failure_table(shown, reasons), width=whole)
+    latest = shown[0].label
+    more = f"{make_show_command(run_dir, latest)} shows everything about trial {latest}"
+    if (many := len(_find_param_names(shown))) > MAX_HYPERPARAMETERS:
+        more += f", including its {many} hyperparameters"
+    count = f"all {len(failed)} failures" if len(failed) > 1 else "the only failure"
+    if len(shown) < len(failed):
+        count = f"the latest{f' {len(shown)}' if len(shown) > 1 else ''} of {len(failed)} failures"
+    return [table, make_printable(f"{count}; {more}")]
+
+
+def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
+    columns = [
+        ("trial", [evaluation.label for evaluation in failed]),
+        ("island", [str(evaluation.island) for evaluation in failed]),
+        ("worker", [str(evaluation.worker) for evaluation in failed]),
+        ("seconds", [format_tenths(evaluation.seconds) for evaluation in failed]),
+        ("epochs", [str(max(evaluation.curve, default=0)) for evaluation in failed]),
+    ]
+    names = name_params(_find_param_names(failed), [*(name for name, _ in columns), "failure"])
+    if len(names) <= MAX_HYPERPARAMETERS:  # More columns would leave no space for the reasons.
+        for name, shown in names.items():
+            values = [format_value(evaluation.params.get(name, "")) for evaluation in failed]
+            columns.append((shown, [cut_text(value, _LONGEST_VALUE) for value in values]))
+    if not reasons:
+        return make_table(columns)
+    table = make_table([*columns, ("failure", list(reasons))])
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _find_param_names(failed: Sequence[Evaluation]) -> list[str]:
+    return collect_names(evaluation.params for evaluation in failed)

@@ -5,7 +5,7 @@ Individuals have a row each, or a column each if there are many hyperparameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -18,7 +18,8 @@ from hpo.text_format import cut_text, format_count, format_value, make_printable
 
 MAX_HYPERPARAMETERS = 12  # shown per individual
 _INDIVIDUALS_PER_BLOCK = 3  # columns that fit into a terminal of 80 characters
-_LONGEST_NAME, _LONGEST_VALUE = 28, 12
+_LONGEST_NAME = 28
+_LONGEST_VALUE = 12
 
 Columns = Sequence[tuple[str, Sequence[str]]]
 """Columns of a table, each a pair of its heading and its cells."""
@@ -57,22 +58,16 @@ def format_individuals(
     left: Columns,
     right: Columns,
     more: str,
-    find_important: Callable[[], Sequence[str]],
+    summary: Summary,
 ) -> str:
-    """Return a table of individuals as text, with hyperparameters between other columns.
+    """Return a table of individuals as text, with `params` between the columns `left` and `right`.
 
-    Args:
-        params: Hyperparameters of each individual.
-        left: Columns to the left of the hyperparameters.
-        right: Columns to the right of the hyperparameters.
-        more: Command that shows the omitted hyperparameters.
-        find_important: Function that returns the hyperparameters in order of preference. It
-            takes seconds, and is called only if not all hyperparameters can be shown.
+    The command `more` shows hyperparameters that are omitted.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = list(names)
-    if len(chosen) > MAX_HYPERPARAMETERS:
-        chosen = choose_names(params, find_important())
+    if len(chosen) > MAX_HYPERPARAMETERS:  # Otherwise, importances need not be computed.
+        chosen = choose_names(params, find_important_names(summary))
     columns = [
         (names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen
     ]
@@ -106,10 +101,9 @@ def find_important_names(summary: Summary) -> list[str]:
 
 
 def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:
-    """Return the hyperparameters to show, at most 12, in the order of the search space.
+    """Return at most 12 hyperparameters to show, in the order of the search space.
 
-    The `important` hyperparameters are chosen first, then those whose values differ most between
-    the individuals.
+    They are the `important` ones first, then those whose values differ most between individuals.
     """
     names = collect_names(params)
     differences = {

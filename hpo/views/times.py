@@ -30,12 +30,8 @@ def compute_pace(
     The time since the latest end of an evaluation counts too. If the run hangs, the pace therefore
     drops.
 
-    Args:
-        evaluations: Evaluations of the run, also of earlier sessions.
-        remaining: Number of evaluations still to be done.
-        session_start: Start of this session, in seconds since the epoch.
-        now: Current time, in seconds since the epoch; None if the run is not active. Then the pace
-            is that of the whole session, and no remaining time is computed.
+    If the run is not active (`now` is None), the pace is that of the whole session, and no
+    remaining time is computed. All times are in seconds since the epoch.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.started >= session_start]
     ended = [evaluation for evaluation in ours if evaluation.counts_for_budget]
@@ -78,9 +74,7 @@ def compute_end(evaluation: Evaluation, now: float | None) -> float:
 class WorkingTime:
     """The time in which at least one worker evaluated, as periods with pauses between them.
 
-    Args:
-        evaluations: Evaluations of the run; imported ones are ignored.
-        now: Current time, in seconds since the epoch; None if the run is not active.
+    Imported evaluations are ignored. `now` is None if the run is not active.
 
     Attributes:
         spans: Start and end of each period, in order, in seconds since the epoch.

@@ -23,8 +23,7 @@ from hpo.errors import UsageError
 from hpo.results.reader import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.views.live.app import RunUpdated, WatchApp
-from hpo.views.live.run_status import RunStatus, compute_run_status
-from hpo.views.live.table_rows import RowOrder, make_columns
+from hpo.views.live.run_status import RowOrder, RunStatus, compute_run_status, make_columns
 from hpo.views.live.widgets import Table, plot_steps
 from tests.support.evaluations import make_evaluation
 from tests.support.limits import scale
@@ -51,12 +50,12 @@ HOSTILE = [
 ]
 
 Act = Callable[[WatchApp, "Pilot[int]"], Awaitable[None]]
-Updates = Iterator[tuple[RunSnapshot, RunStatus, float]]
+Updates = Iterator[tuple[RunStatus, float]]
 
 
 def make_updates(*updates: RunSnapshot) -> Updates:
-    """Return snapshots, each with its status and a pause of 0 s, as WatchApp expects them."""
-    return ((snapshot, compute_run_status(snapshot), 0.0) for snapshot in updates)
+    """Return the status of each snapshot with a pause of 0 s, as WatchApp expects them."""
+    return ((compute_run_status(snapshot), 0.0) for snapshot in updates)
 
 
 def watch(
@@ -303,7 +302,7 @@ def test_table_cursor_stays_on_its_evaluation() -> None:
 def post_update(app: WatchApp, evaluations: list[Evaluation], **values: object) -> None:
     """Send a new snapshot of the run to an app."""
     snapshot = make_snapshot(evaluations, 300.0, **values)
-    app.post_message(RunUpdated(snapshot, compute_run_status(snapshot)))
+    app.post_message(RunUpdated(compute_run_status(snapshot)))
 
 
 def test_table_click_sorts_or_opens() -> None:
@@ -444,7 +443,7 @@ HUGE = make_snapshot(
 def test_app_supports_any_terminal_size(size: tuple[int, int]) -> None:
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         for snapshot in (make_snapshot([]), FOREIGN, HUGE, make_large_run()):
-            app.post_message(RunUpdated(snapshot, compute_run_status(snapshot)))
+            app.post_message(RunUpdated(compute_run_status(snapshot)))
             for tab in ("overview", "failures", "islands", "workers", "evaluations"):
                 await app.run_action(f"go('{tab}')")
                 await settle(app, pilot)

@@ -16,7 +16,7 @@ import pytest
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.gaussian_process import GaussianProcess
-from hpo.results.importances import Importance, compute_importances
+from hpo.results.models import Importance, compute_importances
 from hpo.results.summary import Summary
 from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
@@ -277,7 +277,7 @@ def test_tables_of_hpo_top_fit_no_model(
 
     monkeypatch.setattr(GaussianProcess, "fit", count_fits)
     with monkeypatch.context() as patch:
-        patch.setattr("hpo.results.importances.compute_importances", refuse)
+        patch.setattr("hpo.results.models.compute_importances", refuse)
         print_tables(Summary(evaluations, run, 3), Path("run"))
         assert not fits
         print_tables(Summary(evaluations, run, 3), Path("run"), shows_expected_loss=True)

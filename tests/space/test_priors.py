@@ -17,7 +17,7 @@ from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import ONLY_LOSS
 from hpo.problem import dump_space, load_space
-from hpo.results.prior_agreement import compare_priors
+from hpo.results.models import compare_priors
 from hpo.space.parameters import format_parameter
 from hpo.space.parsing import parse_parameter
 from hpo.space.priors import describe_priors

@@ -34,9 +34,10 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.tracker_updater import ShownEvaluations, TrackerUpdater
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_status import compute_run_status, format_header
-from hpo.views.live.table_rows import (
+from hpo.views.live.run_status import (
     RowOrder,
+    compute_run_status,
+    format_header,
     make_columns,
     make_failure_rows,
     make_island_rows,
@@ -355,7 +356,7 @@ def _read_as_watch(run_dir: Path, _: Path) -> None:
     """Read a run as hpo watch does at each refresh."""
     look = RunReader(run_dir).take_snapshot()
     run, evaluations = compute_run_status(look), [*look.evaluations, *look.confirmations]
-    columns = make_columns(evaluations, run.objectives, run.at)
+    columns = make_columns(evaluations, look.manifest.objectives, run.at)
     tables = [
         RowOrder().make_rows(evaluations, columns),
         make_failure_rows(evaluations),

@@ -18,17 +18,15 @@ from optuna.trial import TrialState
 from hpo.objectives import Objectives
 from hpo.results.hypervolume import compute_shares_over_time, make_box
 from hpo.results.reader import RunReader
-from hpo.results.search_history import find_front_additions
-from hpo.results.summary import Summary
+from hpo.results.summary import Summary, find_front_additions
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import FrontArchive, compute_costs, find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.weights import BestWeights, make_weights_path
 from hpo.trainer.state_files import write_tensors
 from hpo.views.export import find_writer, make_evaluation_table
-from hpo.views.live.run_status import compute_run_status, format_header
+from hpo.views.live.run_status import compute_run_status, format_header, make_island_rows
 from hpo.views.live.run_watch import RunListing
-from hpo.views.live.table_rows import make_island_rows
 from hpo.views.page.front_figures import draw_fronts, draw_hypervolume
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines
@@ -378,7 +376,7 @@ def test_live_view_shows_the_front_instead_of_the_best(
         "the best of an island must be its lowest loss"
     )
     monkeypatch.setattr("hpo.views.live.run_watch.SECONDS_BETWEEN_ESTIMATES", -1.0)
-    (line,) = RunListing(look, Path("run")).format_lines(look, run)
+    (line,) = RunListing(look, Path("run")).format_lines(run)
     assert line.startswith("-- front of 5, lowest loss 0.25 (trial 1: layers=1  ")
 
 

@@ -12,9 +12,8 @@ from optuna.trial import TrialState
 from hpo import Categorical, Float, SearchSpace
 from hpo.results.reader import RunReader
 from hpo.views.evaluation_details import EvaluationLookup
-from hpo.views.failure_table import format_failed
 from hpo.views.page.html_report import render_report
-from hpo.views.summary_tables import print_tables
+from hpo.views.summary_tables import format_failed, print_tables
 from tests.support.runs import START_SECONDS, add_evaluation, make_run
 
 SPACE = SearchSpace(**{f"parameter_{n}": Float(0.0, 1.0) for n in range(150)})

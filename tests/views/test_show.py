@@ -25,9 +25,8 @@ from hpo.store.evaluations import rank_evaluations
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_status import compute_run_status
+from hpo.views.live.run_status import compute_run_status, make_failure_rows
 from hpo.views.live.run_watch import RunListing
-from hpo.views.live.table_rows import make_failure_rows
 from hpo.views.page.html_report import render_report
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, make_hpo_command
@@ -607,13 +606,13 @@ def test_listing_names_command_for_failed_trial(tmp_path: Path) -> None:
     add_failure(record, f"{PLACED}{' and so on' * 30}", began=START_SECONDS + 10)
     add_failure(record, LATE, began=START_SECONDS + 20, traceback="")
     snapshot = RunReader(path).take_snapshot()
-    listed = list(listing.format_lines(snapshot, compute_run_status(snapshot)))[1:]
+    listed = list(listing.format_lines(compute_run_status(snapshot)))[1:]
     assert [
         line.endswith(f"  (hpo show '{path}' {trial})")
         for line, trial in zip(listed, (1, 2), strict=True)
     ]
     assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
-    assert list(listing.format_lines(snapshot, compute_run_status(snapshot))) == []
+    assert list(listing.format_lines(compute_run_status(snapshot))) == []
 
 
 def test_real_failure_is_shown_with_traceback(mpi: Mpi, tmp_path: Path) -> None:

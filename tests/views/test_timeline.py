@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.views.page.timeline import draw_timeline
+from hpo.views.page.run_figures import draw_timeline
 from tests.support.evaluations import make_evaluation
 
 

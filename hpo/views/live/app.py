@@ -25,17 +25,16 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, HelpPanel, Input, Static, TabbedContent, TabPane, Tabs
 
-from hpo.results.reader import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import select_top
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_clock, format_count, make_printable
-from hpo.views.evaluation_details import EvaluationLookup
-from hpo.views.evaluation_text import format_evaluation
-from hpo.views.live.run_status import RunStatus, format_header
-from hpo.views.live.table_rows import (
+from hpo.views.evaluation_details import EvaluationLookup, format_evaluation
+from hpo.views.live.run_status import (
     RowOrder,
+    RunStatus,
     TableRows,
+    format_header,
     make_columns,
     make_failure_rows,
     make_island_rows,
@@ -80,7 +79,8 @@ class EvaluationScreen(Screen[None]):
 
     def show(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
         """Show the current state of an evaluation."""
-        self._lookup, self.evaluation = lookup, evaluation
+        self._lookup = lookup
+        self.evaluation = evaluation
         curve = sorted(evaluation.curve.items())
         first, last = (curve[0][0], curve[-1][0]) if curve else (0, 0)
         points = [(float(step - first), loss) for step, loss in curve]
@@ -101,18 +101,13 @@ class EvaluationScreen(Screen[None]):
 
 @dataclass
 class RunUpdated(Message):
-    """Message to the app with a new snapshot of the run, and its status."""
+    """Message to the app with the new status of the run."""
 
-    snapshot: RunSnapshot
     status: RunStatus
 
 
 class WatchApp(App[int]):
     """Terminal app, made with Textual, that shows a run and follows its changes.
-
-    Args:
-        updates: Yields a snapshot of the run, its status, and the seconds to wait before the next
-            update.
 
     Attributes:
         run_status: The latest status; None before the first update.
@@ -153,13 +148,13 @@ class WatchApp(App[int]):
         Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
-    def __init__(self, path: Path, updates: Iterator[tuple[RunSnapshot, RunStatus, float]]) -> None:
+    def __init__(self, path: Path, updates: Iterator[tuple[RunStatus, float]]) -> None:
         super().__init__()
         self.animation_level = "none"  # Animations cost time, and more over SSH.
         self.run_status: RunStatus | None = None
         self.error: Exception | None = None
-        self._path, self._updates = path, updates
-        self._snapshot: RunSnapshot | None = None
+        self._path = path
+        self._updates = updates
         self._row_order = RowOrder()
         self._headings: list[str] = []
 
@@ -195,8 +190,8 @@ class WatchApp(App[int]):
 
     def _follow_updates(self) -> None:
         try:
-            for snapshot, run, pause in self._updates:
-                if not self.post_message(RunUpdated(snapshot, run)):
+            for run, pause in self._updates:
+                if not self.post_message(RunUpdated(run)):
                     return
                 time.sleep(pause)
         except Exception as error:
@@ -207,7 +202,7 @@ class WatchApp(App[int]):
     def _show_update(self, message: RunUpdated) -> None:
         if message.status is self.run_status:
             return
-        self._snapshot, self.run_status = message.snapshot, message.status
+        self.run_status = message.status
         self._show_active_tab()
         if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
             self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
@@ -216,7 +211,8 @@ class WatchApp(App[int]):
         """Update the content of the active tab. If `from_first`, scroll to its first row."""
         if self.run_status is None:
             return
-        run, tab = replace(self.run_status, at=time.time()), self._tabs.active
+        run = replace(self.run_status, at=time.time())
+        tab = self._tabs.active
         title, *head = format_header(run, self._path)
         main = self.screen_stack[0]
         main.query_one("#title", Static).update(title)
@@ -230,34 +226,29 @@ class WatchApp(App[int]):
         self._table.show(self._make_rows(tab, run), from_first)
 
     def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
+        evaluations = [*run.snapshot.evaluations, *run.snapshot.confirmations]
         if tab == "overview" and (run.running or run.idle_workers):
             return make_worker_rows(run)
         if tab == "failures":
-            return make_failure_rows(self._evaluations)
+            return make_failure_rows(evaluations)
         if tab == "rungs":
             return make_rung_rows(run)
         if tab == "islands":
             return make_island_rows(run)
         if tab == "workers":
-            return make_worker_rows(run, self._evaluations)
-        evaluations, order = self._evaluations, self._row_order
+            return make_worker_rows(run, evaluations)
+        objectives = run.snapshot.manifest.objectives
+        order = self._row_order
         if tab == "overview":
-            searched = self._snapshot.evaluations if self._snapshot else []
-            evaluations = select_top(searched, _MAX_BEST, run.objectives)
+            evaluations = select_top(run.snapshot.evaluations, _MAX_BEST, objectives)
             order = RowOrder("loss", reverse=False)
-        columns = make_columns(evaluations, run.objectives, run.at)
+        columns = make_columns(evaluations, objectives, run.at)
         self._headings = [column.heading for column in columns]
         rows = order.make_rows(evaluations, columns)
         some = f"{len(rows.keys)} of " if order.filter_words else ""
         count = f"{some}{format_count(len(evaluations), 'evaluation')}"
         self.screen_stack[0].query_one("#count", Static).update(count)
         return rows
-
-    @property
-    def _evaluations(self) -> list[Evaluation]:
-        return (
-            [*self._snapshot.evaluations, *self._snapshot.confirmations] if self._snapshot else []
-        )
 
     @property
     def _tabs(self) -> TabbedContent:
@@ -278,8 +269,8 @@ class WatchApp(App[int]):
         self.push_screen(EvaluationScreen(*self._find_evaluation(event.key)))
 
     def _find_evaluation(self, label: str) -> tuple[EvaluationLookup, Evaluation]:
-        assert self._snapshot
-        lookup = EvaluationLookup(RunDir(self._path), self._snapshot)
+        assert self.run_status
+        lookup = EvaluationLookup(RunDir(self._path), self.run_status.snapshot)
         return lookup, lookup.find_evaluation(label)
 
     @on(Table.Sorted)

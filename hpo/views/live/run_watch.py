@@ -31,14 +31,7 @@ _MAX_CPU_SHARE = 0.02
 
 
 def watch_run(path: Path, storage: str | None = None) -> int:
-    """Show a run until the user quits, or print lines until it ends; return the exit status.
-
-    Args:
-        storage: Storage URL of the study; default: the storage recorded in run.json.
-
-    Raises:
-        UsageError: The directory contains no run.
-    """
+    """Show a run until the user quits, or print lines until it ends; return the exit status."""
     # Errors are raised before the screen replaces the terminal's content.
     RunDir(path).read_manifest()
     if isinstance(sys.stdout, TextIOWrapper):
@@ -64,21 +57,20 @@ def _has_capable_terminal() -> bool:
     return terminals and is_capable and sys.stdout.encoding.lower().startswith("utf")
 
 
-def _read_updates(
-    path: Path, storage: str | None
-) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
-    """Yield snapshots of a run without end, each with its status and the seconds to wait after it.
+def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunStatus, float]]:
+    """Yield the status of a run without end, each with the seconds to wait after it.
 
     If the run is not active and its data have not changed, the previous status object is yielded.
     """
     reader = RunReader(path, storage)
-    snapshot = reader.take_snapshot()
     # Only the first snapshot reads everything.
-    run, pause = compute_run_status(snapshot), _MIN_POLL_SECONDS
+    run = compute_run_status(reader.take_snapshot())
+    pause = _MIN_POLL_SECONDS
     while True:
-        yield snapshot, run, pause
+        yield run, pause
         began = time.thread_time()
-        before, snapshot = snapshot, reader.take_snapshot()
+        before = run.snapshot
+        snapshot = reader.take_snapshot()
         if run.may_be_running or replace(snapshot, taken_at=before.taken_at) != before:
             run = compute_run_status(snapshot)
         pause = max(_MIN_POLL_SECONDS, (time.thread_time() - began) / _MAX_CPU_SHARE)
@@ -100,13 +92,13 @@ def _show_screen(path: Path, storage: str | None) -> int:
 def _print_listing(path: Path, storage: str | None) -> int:
     """Print the status of the run, then a line per ended evaluation until the run ends."""
     listing: RunListing | None = None
-    for snapshot, run, pause in _read_updates(path, storage):
+    for run, pause in _read_updates(path, storage):
         if listing is None:
             _print_lines(format_header(run, path))
             if not run.may_be_running:
                 return 0
-            listing = RunListing(snapshot, path)
-        _print_lines(Text(make_printable(line)) for line in listing.format_lines(snapshot, run))
+            listing = RunListing(run.snapshot, path)
+        _print_lines(Text(make_printable(line)) for line in listing.format_lines(run))
         if not run.may_be_running:
             _print_lines(format_header(run, path))
             return 0
@@ -126,11 +118,12 @@ class RunListing:
         self._stages_with_heading: set[ProgressLines] = set()
         self._estimated_at = time.monotonic()
 
-    def format_lines(self, snapshot: RunSnapshot, run: RunStatus) -> Iterator[str]:
+    def format_lines(self, run: RunStatus) -> Iterator[str]:
         """Yield a line for each evaluation that has ended since the previous call.
 
         A line of headings precedes the first evaluation of the search, and the first confirmation.
         """
+        snapshot = run.snapshot
         budgets = snapshot.manifest.budget, len(snapshot.confirmations)
         for stage, evaluations, budget in zip(
             self._stages, (snapshot.evaluations, snapshot.confirmations), budgets, strict=True

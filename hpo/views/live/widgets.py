@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from hpo.text_format import format_number
-from hpo.views.live.table_rows import TableRows
+from hpo.views.live.run_status import TableRows
 from hpo.views.loss_scale import make_loss_scale
 
 # Bit of each dot by row and column.
@@ -121,8 +121,7 @@ class Table(ScrollView, can_focus=True):
     def _find_right_edge(self, left: int, right: int) -> int:
         """Return where to cut off a line that is visible from `left` to `right`.
 
-        A column of numbers that would be cut off is hidden, because a part of a number misleads,
-        except the only column.
+        A column of numbers is hidden if it would be cut off: a part of a number misleads.
         """
         whole = [edge for edge in self._edges if edge <= right]
         if not whole or left >= whole[-1] or len(whole) == len(self._widths):
@@ -248,11 +247,7 @@ def plot_steps(
 
 
 def _draw_levels(levels: Sequence[float | None], height: int) -> list[str]:
-    """Return a curve as lines of braille characters.
-
-    Each level is the height of the curve in one column of dots, from 0 to 1, or None for an empty
-    column.
-    """
+    """Return a curve, given by its heights from 0 to 1 (None if empty), as braille characters."""
     cells = [[_EMPTY_CELL] * (len(levels) // 2) for _ in range(height)]
     before = None
     for column, level in enumerate(levels):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from hpo.dominance import find_non_dominated
@@ -14,16 +15,21 @@ from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.pareto_front import compute_costs, find_front
 from hpo.text_format import format_count, format_number
 from hpo.views.loss_scale import LossScale, make_loss_scale
-from hpo.views.page.axes import compute_linear_ticks, escape_markup, make_axis
 from hpo.views.page.figure import (
+    TRIANGLE_SIZE,
     Figure,
     Trace,
+    compute_heights,
+    compute_linear_ticks,
+    escape_markup,
     format_label,
+    make_axis,
+    make_cut_axis,
     make_line,
     make_points,
+    make_separator,
     sample_evaluations,
 )
-from hpo.views.page.loss_axis import TRIANGLE_SIZE, compute_heights, make_cut_axis, make_separator
 
 _MIN_EVALUATIONS = 8  # Runs with fewer evaluations have no earlier fronts.
 # Of an axis, for the range from the best value to the reference point of the front.
@@ -39,12 +45,10 @@ _STAIR_LOOKS = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--acce
 
 @dataclass(frozen=True)
 class _FrontAxis:
-    """The axis of a figure that shows one objective."""
+    """The axis of a figure that shows the objective `name`, which has the index `index`."""
 
     name: str
-    """Name of the objective."""
     index: int
-    """Index of the objective, 0 for the loss."""
     is_maximized: bool
     scale: LossScale
     """Scale of the values, or of the negated values if `is_reversed`."""
@@ -132,12 +136,10 @@ def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> li
 
 
 def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the complete evaluations whose objectives are all finite."""
     return [
-        evaluation
-        for evaluation in evaluations
-        if evaluation.state == "complete"
-        and all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
+        e
+        for e in evaluations
+        if e.state == "complete" and all(map(math.isfinite, objectives.compute_costs(e.values)))
     ]
 
 
@@ -182,24 +184,22 @@ class _FrontFigure:
             if is_cut:
                 layout["shapes"].append(make_separator(letter, axis.scale))
         notes = [axis.describe_out_of_range(complete) for axis in (self.across, self.up)]
+        description = "Each point is a complete evaluation. The line is the front"
+        if len(self.objectives.names) > 2:
+            description += (
+                f" of loss and {self.up.name} alone; "
+                "other individuals of the front are better in another objective"
+            )
+        past = " Thinner lines are earlier fronts." if len(groups) > 1 else ""
         return Figure(
             f"front-{self.up.index}",
             f"{self.up.name} over the loss",
-            self._describe(has_past=len(groups) > 1),
+            f"{description}.{past}",
             traces,
             layout,
             height=420,
             out_of_range_note=" ".join(filter(None, notes)),
         )
-
-    def _describe(self, has_past: bool) -> str:
-        text = "Each point is a complete evaluation. The line is the front"
-        if len(self.objectives.names) > 2:
-            text += (
-                f" of loss and {self.up.name} alone; "
-                "other individuals of the front are better in another objective"
-            )
-        return text + (". Thinner lines are earlier fronts." if has_past else ".")
 
     def _draw_points(
         self, evaluations: Sequence[Evaluation], name: str, marker: dict[str, Any]
@@ -226,37 +226,29 @@ class _FrontFigure:
         }
 
     def _format_label(self, evaluation: Evaluation) -> str:
-        """Return the label of an evaluation, with the values of all objectives."""
         first, rest = format_label(evaluation).split("<br>", 1)
         others = zip(self.objectives.metric_names, evaluation.other_values, strict=True)
         texts = [escape_markup(f"{name} {format_number(value)}") for name, value in others]
         return "<br>".join([first, *texts, rest])
 
     def _draw_stairs(self, groups: Mapping[str, Sequence[Evaluation]]) -> list[Trace]:
-        """Draw a stepped line along the front of each group."""
         looks = _STAIR_LOOKS[-len(groups) :]
         traces = []
         for (name, group), (colour, width, dash) in zip(groups.items(), looks, strict=True):
-            stairs = self._find_stairs(group)
-            x, y = self.across.compute_heights(stairs), self.up.compute_heights(stairs)
+            # Evaluations that are not dominated in the two objectives, sorted by loss.
+            costs = compute_costs(group, self.objectives)[:, [0, self.up.index]]
+            stairs = list(compress(group, find_non_dominated(costs)))
+            stairs.sort(key=lambda evaluation: evaluation.loss)
+            x = self.across.compute_heights(stairs)
+            y = self.up.compute_heights(stairs)
             # The area that an evaluation dominates extends from it to the right and upwards.
             line = {"color": colour, "width": width, "dash": dash, "shape": "hv"}
             traces.append(make_line(x, y, line, name=name))
         return traces
 
-    def _find_stairs(self, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Return the evaluations that are not dominated in the two objectives, sorted by loss."""
-        costs = compute_costs(evaluations, self.objectives)[:, [0, self.up.index]]
-        is_kept = find_non_dominated(costs)
-        stairs = [e for e, kept in zip(evaluations, is_kept, strict=True) if kept]
-        return sorted(stairs, key=lambda evaluation: evaluation.loss)
-
 
 def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
-    """Draw how the hypervolume grows during the run.
-
-    Return None if it cannot be computed, or if fewer than two evaluations have ended.
-    """
+    """Draw how the hypervolume grows; None without a box, or if fewer than two have ended."""
     shares = compute_shares_over_time(evaluations, objectives)
     ended = len(sort_by_end(evaluations))
     if not shares or ended < 2:

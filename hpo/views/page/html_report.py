@@ -17,8 +17,7 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
-from hpo.results.confirmation import ConfirmedIndividual
-from hpo.results.display_names import collect_names, name_metrics, name_params
+from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_network, find_winner, read_winner_test
@@ -40,11 +39,8 @@ from hpo.text_format import (
 from hpo.views.page import (
     front_figures,
     hyperparameter_figures,
-    lineage_figures,
-    loss_figures,
-    timeline,
+    run_figures,
 )
-from hpo.views.page.figure import Figure
 from hpo.views.result_text import (
     describe_confirmed,
     describe_front,
@@ -54,27 +50,19 @@ from hpo.views.result_text import (
     make_improved_heading,
     make_prior_columns,
     make_rung_columns,
-    put_objectives_first,
+    name_columns,
     select_front_rows,
 )
 from hpo.views.tables import choose_names, find_important_names
 
-_MAX_FAILURES, _MAX_FRONT_ROWS = 50, 100
+_MAX_FAILURES = 50
+_MAX_FRONT_ROWS = 100
 _RESERVED_COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
 _TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
-    """Write the report of the current state of a run.
-
-    Args:
-        path: The HTML file.
-        ask_models: Whether surrogates compute importances and expected losses. This takes
-            seconds.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
+    """Write the report of the current state of a run; models for it take seconds."""
     write_atomically(path, make_report(run, top_n=10, ask_models=ask_models))
 
 
@@ -84,15 +72,10 @@ def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
 
 
 def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
-    """Return the report of a run as HTML.
-
-    Args:
-        top_n: Number of individuals in the table of the best.
-        now: Current time, in seconds since the epoch. Running evaluations are drawn until then.
-        ask_models: Whether surrogates compute importances and expected losses.
-    """
+    """Return the report of a run as HTML. Running evaluations are drawn until `now`."""
     may_be_running = run.run_dir.is_in_use is not False
-    evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
+    evaluations = run.read_evaluations()
+    confirmations = run.read_confirmations()
     all_confirmations = run.read_confirmations(all_plans=True)
     distributions = run.read_distributions()
     objectives = run.manifest.objectives
@@ -110,26 +93,33 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     figures = {
         "best": None,
         "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
-        "history": loss_figures.draw_history(evaluations),
+        "history": run_figures.draw_history(evaluations),
         "parallel": hyperparameter_figures.draw_parallel_coordinates(evaluations, shown),
-        "rungs": loss_figures.draw_rungs(evaluations, run.manifest.pruner, objectives),
-        "schedule": lineage_figures.draw_schedule(evaluations, best, distributions),
-        "descent": lineage_figures.draw_descent(evaluations, best),
-        "curves": loss_figures.draw_learning_curves(evaluations, best),
-        "timeline": timeline.draw_timeline(
+        "rungs": run_figures.draw_rungs(evaluations, run.manifest.pruner, objectives),
+        "schedule": run_figures.draw_schedule(evaluations, best, distributions),
+        "descent": run_figures.draw_descent(evaluations, best),
+        "curves": run_figures.draw_learning_curves(evaluations, best),
+        "timeline": run_figures.draw_timeline(
             [*evaluations, *confirmations], run.manifest.layout.workers, until
         ),
-        "immigrants": timeline.draw_immigrants(evaluations),
+        "immigrants": run_figures.draw_immigrants(evaluations),
     }
     if not objectives.is_multi_objective:
-        figures["best"] = loss_figures.draw_best_and_runner_up(evaluations, best)
-    data = _index_by_name([*figures.values(), *fronts, *slices])
+        figures["best"] = run_figures.draw_best_and_runner_up(evaluations, best)
+    data = {
+        figure.name: {"data": figure.data, "layout": figure.layout}
+        for figure in (*figures.values(), *fronts, *slices)
+        if figure
+    }
     failures = find_failure_kinds([*evaluations, *confirmations], distributions)
+    starts = [e.started for e in evaluations if e.started > 0 and not e.imported_from]
+    confirmed = next(iter(summary.confirmed), None)
+    if best is None or summary.unconfirmed or (confirmed and confirmed.mean is None):
+        confirmed = None
     names = [f"trial {each.trial}" for each in summary.confirmed]
     template = _make_environment().get_template("page.html")
     return template.render(
         about=_describe_run(run.manifest),
-        space=run.manifest.space,
         name=run.run_dir.study_name,
         made=now,
         may_be_running=may_be_running,
@@ -143,16 +133,13 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         top_metrics=top_metrics,
         top_params=top_params,
         params_of_top=collect_names(evaluation.params for evaluation in summary.top),
-        confirmed=_find_confirmation(summary, best),
+        confirmed=confirmed,
         confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
         comparison=describe_confirmed(summary, names),
         advice=run.find_advice(),
-        lineage=summary.lineage,
-        pruner=run.manifest.pruner,
         rungs=make_rung_columns(summary.rungs),
-        runner_up=loss_figures.find_runner_up(evaluations, best),
-        first=_find_first_start(evaluations, now),
-        importances=summary.importances,
+        runner_up=run_figures.find_runner_up(evaluations, best),
+        first=min(starts, default=now),
         important=important,
         priors=make_prior_columns(summary.priors),
         conditional=any(map(is_conditional, run.manifest.space.values())),
@@ -160,7 +147,6 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         failures=failures[:_MAX_FAILURES],
         figures=figures,
         slices=slices,
-        count=len(evaluations),
         several=objectives.is_multi_objective,
         improved=make_improved_heading(objectives),
         front=_make_front_table(run, summary.front, important, distributions),
@@ -173,15 +159,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     )
 
 
-def _find_first_start(evaluations: Sequence[Evaluation], default: float) -> float:
-    """Return the time at which the first evaluation of this run started."""
-    own = [evaluation for evaluation in evaluations if not evaluation.imported_from]
-    starts = (evaluation.started for evaluation in own if evaluation.started > 0)
-    return min(starts, default=default)
-
-
 def _describe_run(run: Manifest) -> list[tuple[str, str]]:
-    """Return facts about the latest session, as pairs of names and texts."""
     return [
         ("command", run.command),
         ("search space", run.search_space),
@@ -198,39 +176,15 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-def _find_confirmation(summary: Summary, best: Evaluation | None) -> ConfirmedIndividual | None:
-    """Return the individual that `compare_confirmed` ranks first.
-
-    With one objective, it is the winner. Return None until all confirmations have finished, or if
-    all have failed.
-    """
-    first = next(iter(summary.confirmed), None)
-    if first is None or best is None or summary.unconfirmed or first.mean is None:
-        return None
-    return first
-
-
-def _index_by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
-    return {
-        figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure
-    }
-
-
 def _make_headings(
     entries: Sequence[Evaluation],
     important: Sequence[str],
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the headings of metrics and of hyperparameters in a table, by name."""
     shown = choose_names([entry.params for entry in entries], important)
-    found = sorted({name for entry in entries for name in entry.metrics})
-    metrics = put_objectives_first(found, objectives)
-    params = name_params(distributions, _RESERVED_COLUMNS)
-    return (
-        name_metrics(metrics, distributions, _RESERVED_COLUMNS),
-        {name: text for name, text in params.items() if name in shown},
-    )
+    metrics, params = name_columns(entries, distributions, objectives, _RESERVED_COLUMNS)
+    return metrics, {name: text for name, text in params.items() if name in shown}
 
 
 def _make_front_table(
@@ -239,10 +193,7 @@ def _make_front_table(
     important: Sequence[str],
     distributions: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of the table of the Pareto front.
-
-    Of a long front, only individuals that are far apart are included.
-    """
+    """Return the content of the table of the front; of a long one, individuals far apart."""
     objectives = run.manifest.objectives
     rows, ties = select_front_rows(entries, objectives, _MAX_FRONT_ROWS)
     metrics, params = _make_headings(rows, important, distributions, objectives)
@@ -258,7 +209,6 @@ def _make_front_table(
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return for each island its evaluation count, its best, and its latest count of immigrants."""
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.counts_for_budget:

@@ -10,34 +10,37 @@ from hpo.results.display_names import name_params
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.text_format import format_value
 from hpo.views.loss_scale import LossScale, find_complete_losses
-from hpo.views.page.axes import (
+from hpo.views.page.figure import (
+    EDGE_POSITION,
+    MAX_POINTS,
+    TRIANGLE_SIZE,
+    TRIANGLE_SYMBOL,
+    Figure,
+    LossAxis,
+    Trace,
     UprightAxis,
+    draw_failure_strip,
     escape_markup,
     is_log,
+    join_lines,
     make_axis,
     make_category_ticks,
-    make_upright_axis,
-    shorten_middle,
-    wrap_name,
-)
-from hpo.views.page.figure import (
-    MAX_POINTS,
-    Figure,
-    Trace,
-    draw_failure_strip,
-    join_lines,
     make_line,
     make_points,
-    round_floats,
+    make_upright_axis,
+    round_number,
     sample_evaluations,
+    shorten_middle,
     spread_points,
+    wrap_name,
 )
-from hpo.views.page.loss_axis import EDGE_POSITION, TRIANGLE_SIZE, TRIANGLE_SYMBOL, LossAxis
 
-_LINE_HEIGHT, _LETTER_WIDTH = 15, 8  # pixels
+_LINE_HEIGHT = 15  # pixels
+_LETTER_WIDTH = 8
 _TITLE_WIDTH = 20  # characters per line of a title
 _MAX_LEVEL_LABELS = 12  # More labels of categories are written vertically.
-_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # points per slice, points of all slices
+_MIN_SLICE_POINTS = 200  # points per slice
+_MAX_TOTAL_POINTS = 40_000  # points of all slices
 _TICK_LABEL = {
     "showarrow": False,
     "xanchor": "left",
@@ -93,7 +96,16 @@ def _draw_bands(
     lines = list(zip(*(heights for heights, _ in axes), strict=True))
     positions = list(range(len(axes)))
     traces = []
-    for name, first, last, colour, width in _make_bands(len(shown)):
+    count = len(shown)
+    best = min(50, max(1, count // 10))
+    better = min(300, max(2, count // 2))
+    for name, first, last, colour, width in (
+        (f"the best {best}", 0, best, "--accent", 2.0),
+        (f"the next {better - best}", best, better, "--accent-soft", 1.0),
+        ("others", better, count, "--faint", 1.0),
+    ):
+        if first >= last:
+            continue
         far = [e for e in shown[first:last] if scale.is_out_of_range(e.loss)]
         if far:
             marker = {"symbol": TRIANGLE_SYMBOL, "color": "--muted", "size": TRIANGLE_SIZE}
@@ -104,20 +116,6 @@ def _draw_bands(
         look = {"color": colour, "width": width}
         traces.append(make_line(x, y, look, name=name, legendgroup=name))
     return traces[::-1]
-
-
-def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Return groups of lines, the best losses first.
-
-    Each has a name, first index, end index, colour and width.
-    """
-    best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
-    bands = [
-        (f"the best {best}", 0, best, "--accent", 2.0),
-        (f"the next {better - best}", best, better, "--accent-soft", 1.0),
-        ("others", better, count, "--faint", 1.0),
-    ]
-    return [band for band in bands if band[1] < band[2]]
 
 
 def _make_parallel_layout(
@@ -182,9 +180,11 @@ def draw_slices(
         distribution = distributions[name]
         traces, layout = _draw_slice([*shown, *failed], name, distribution, axis)
         choices = getattr(distribution, "choices", ())
-        height, width = 280, 0
+        height = 280
+        width = 0
         if len(choices) > _MAX_LEVEL_LABELS:
-            height, width = 420, _LINE_HEIGHT * len(choices)
+            height = 420
+            width = _LINE_HEIGHT * len(choices)
             # Plotly's default angle is smaller, and the labels would overlap.
             layout["xaxis"] |= {"tickangle": 90, "tickfont": {"size": 11}, "automargin": True}
         note = axis.describe_out_of_range(losses)
@@ -195,7 +195,6 @@ def draw_slices(
 def _draw_slice(
     shown: Sequence[Evaluation], name: str, distribution: Any, axis: LossAxis
 ) -> tuple[list[Trace], dict[str, Any]]:
-    """Return the points and the layout of the loss over one hyperparameter."""
     active = [evaluation for evaluation in shown if name in evaluation.params]
     failed = [evaluation for evaluation in active if evaluation.state == "failed"]
     active = [evaluation for evaluation in active if evaluation.state != "failed"]
@@ -228,4 +227,5 @@ def _find_positions(evaluations: Sequence[Evaluation], name: str, distribution: 
     choices = getattr(distribution, "choices", None)
     if choices:
         return spread_points([choices.index(value) for value in values])
-    return round_floats(values)
+    # Only visible digits.
+    return [round_number(value) if isinstance(value, float) else value for value in values]

@@ -1,15 +1,18 @@
-"""Estimate how much each hyperparameter matters for the loss, over the whole search space.
+"""Learn from the evaluations of a run: importances, expected losses, agreement with priors.
 
-A search mostly evaluates individuals with low losses. In them, unimportant hyperparameters are
-inherited together with important ones. Therefore the importances are computed from a model of the
-whole space, and not directly from the evaluations.
+**Importances.** A search mostly evaluates individuals with low losses. In them, unimportant
+hyperparameters are inherited together with important ones. Therefore the importances are computed
+from a model of the whole space, and not directly from the evaluations. The model is a functional
+ANOVA: the loss is the sum of a constant, an effect of each parameter, and an effect of each pair of
+parameters. Each effect has the mean 0 along each of its parameters (Sobol 1993). The effects are
+Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited). The variance of an
+effect is 0 with some probability (spike and slab, George and McCulloch 1993). So each draw from the
+posterior shows which parameters matter, and how much. The coupling is the variance of the effect of
+a pair, relative to the product of the variances of both parameters.
 
-The model is a functional ANOVA: the loss is the sum of a constant, an effect of each parameter, and
-an effect of each pair of parameters. Each effect has the mean 0 along each of its parameters (Sobol
-1993). The effects are Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited).
-The variance of an effect is 0 with some probability (spike and slab, George and McCulloch 1993). So
-each draw from the posterior shows which parameters matter, and how much. The coupling is the
-variance of the effect of a pair, relative to the product of the variances of both parameters.
+**Expected losses.** The lowest of many noisy losses is too optimistic. The model is the Gaussian
+process of the surrogate on power-transformed losses, but with a prior that expects noise. Its
+accuracy on the hpobench tables is in benchmarks/search-quality.md.
 """
 
 from __future__ import annotations
@@ -27,14 +30,21 @@ from scipy.linalg.lapack import dpotrf
 from threadpoolctl import threadpool_limits
 
 from hpo.breeding.encoding import GeneEncoding, Mask, Vector
-from hpo.results.genes import compute_genes, read_space, select_complete
-from hpo.space import Categorical, Parameter, SearchSpace
+from hpo.breeding.evaluation_history import find_informative
+from hpo.breeding.gaussian_process import GaussianProcess
+from hpo.breeding.loss_transforms import apply_power_transform, select_learned
+from hpo.breeding.prior_model import PriorModel
+from hpo.objectives import Objectives
+from hpo.space import Categorical, Parameter, SearchSpace, Value
+from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
 
-_MIN_COMPLETE = 20
+_MIN_COMPLETE = 20  # evaluations that a model needs
 _MAX_EVALUATIONS = 128  # The time of the model grows with the cube of the number of evaluations.
 # Chains of the sampler; discarded sweeps and draws of each chain.
-_CHAINS, _BURN_IN, _DRAWS = 3, 12, 16
+_CHAINS = 3
+_BURN_IN = 12
+_DRAWS = 16
 _INTERVAL = (0.05, 0.95)
 _OFFSETS = (0.1, 0.3, 1.0, 3.0, 10.0)  # Added before the logarithm is taken, see `_transform`.
 # Prior log odds of untransformed losses. The sampler rarely leaves a transformation once the
@@ -57,6 +67,12 @@ _NOISES = np.array([0.0005, 0.002, 0.008, 0.03, 0.1, 0.3, 1.0])
 _MOST_VISITED = 40  # Number of parameters with the variance 0 that one sweep draws again.
 _LARGE_VALUE = 1e12  # Exceeds the squares of the values in units of the noise.
 
+_NOISE = 0.05  # Prior share of noise in the variance. The fit estimates the real share.
+_FITS = 6  # Each fit continues the previous one.
+
+# Standard deviations that a correlation exceeds by chance in one of twenty cases.
+_SIGNIFICANT = 1.645
+
 # The hyperparameters and the loss of an evaluation.
 _KnownLoss = tuple[tuple[tuple[str, Any], ...], float]
 
@@ -66,7 +82,6 @@ class Importance:
     """The importance of one hyperparameter."""
 
     name: str
-    """The name of the hyperparameter."""
     share: float
     """The share of the variance of the loss over the space, from 0 to 1. All shares add up to 1."""
     low: float
@@ -85,15 +100,8 @@ def compute_importances(
 ) -> list[Importance]:
     """Estimate the importance of each hyperparameter by a functional ANOVA.
 
-    Constraints of the search space are ignored. Evaluations that started from a parent's checkpoint
-    are left out, because their losses do not depend on their hyperparameters alone.
-
-    Args:
-        described: The definition of each parameter by its name, as in run.json.
-
-    Returns:
-        The importances, the highest first. Empty if fewer than 20 evaluations are complete or all
-        losses are equal.
+    Constraints of the search space are ignored. The highest importance is first. The result is
+    empty if fewer than 20 evaluations are complete or all losses are equal.
 
     Raises:
         ValueError: If a definition is not valid, or a value is not valid for its parameter.
@@ -127,7 +135,8 @@ def _choose_spread(points: Vector) -> npt.NDArray[np.int64]:
     """Return the indices of all points or, if there are too many, of points far from each other."""
     if len(points) <= _MAX_EVALUATIONS:
         return np.arange(len(points))
-    chosen, distances = [0], np.full(len(points), np.inf)
+    chosen = [0]
+    distances = np.full(len(points), np.inf)
     while len(chosen) < _MAX_EVALUATIONS:
         distances = np.minimum(distances, np.square(points - points[chosen[-1]]).sum(axis=1))
         chosen.append(int(distances.argmax()))
@@ -176,7 +185,8 @@ def _estimate_overlap(space: SearchSpace) -> Vector:
 
     Both must be active. The share is 0 if one parameter depends on the other by its condition.
     """
-    names, rng = list(space.parameters), Random(0)
+    names = list(space.parameters)
+    rng = Random(0)
     drawn = [space.draw(rng) for _ in range(_SPACE_SAMPLES)]
     active = np.array([[name in params for name in names] for params in drawn], float)
     overlap: Vector = active.T @ active / len(active)
@@ -186,7 +196,8 @@ def _estimate_overlap(space: SearchSpace) -> Vector:
         parents = space.conditions[name]
         before[name] = set(parents).union(*(before[parent] for parent in parents))
         for parent in before[name]:
-            row, column = names.index(name), names.index(parent)
+            row = names.index(name)
+            column = names.index(parent)
             overlap[row, column] = overlap[column, row] = 0.0
     return overlap
 
@@ -236,13 +247,11 @@ class _AnovaSampler:
     """Draw functions from the posterior by Gibbs sampling, and compute the variances of effects.
 
     Args:
-        effects: The effect of each parameter.
         overlap: The share of the search space in which two parameters have a common effect. On the
             diagonal, the share in which a parameter is active. Shape `(parameters, parameters)`.
         values: The values of the function at the points in one or more transformations, shape
             `(transformations, points)`. Each transformation has the mean 0 and the variance 1.
         log_odds: The logarithm of the prior probability of each transformation.
-        rng: The random number generator.
     """
 
     def __init__(
@@ -270,9 +279,7 @@ class _AnovaSampler:
     def sample(self, burn_in: int, draws: int) -> Vector:
         """Return the variance that each parameter causes in each draw, shape `(draws, parameters)`.
 
-        Args:
-            burn_in: The number of sweeps to discard at the start. A sweep draws the variances once.
-            draws: The number of draws to return.
+        The first `burn_in` sweeps are discarded. A sweep draws the variances once.
         """
         found = []
         for sweep in range(burn_in + draws):
@@ -295,7 +302,8 @@ class _AnovaSampler:
         idle = self._rng.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
         for index in self._rng.permutation(np.append(np.flatnonzero(self._variances), idle)):
             self._draw_effect(int(index))
-        single, double = self._single, self._double
+        single = self._single
+        double = self._double
         scores = [self._compute_score(single + c * double, self._noise) for c in _COUPLINGS]
         self._coupling = float(_COUPLINGS[self._draw_index(scores)])
         covariance = single + self._coupling * double
@@ -303,8 +311,8 @@ class _AnovaSampler:
         self._noise = float(_NOISES[self._draw_index(scores)])
 
     def _draw_effect(self, index: int) -> None:
-        """Draw the variance of the effect of one parameter, given everything else."""
-        before, kernel = self._variances[index], self._kernels[index]
+        before = self._variances[index]
+        kernel = self._kernels[index]
         others = np.flatnonzero((self._variances > 0) & (self._overlap[index] > 0))
         others = others[others != index]
         partners = kernel * np.tensordot(self._variances[others], self._kernels[others], 1)
@@ -346,7 +354,6 @@ class _AnovaSampler:
         return single + self._coupling * double + self._noise * np.eye(self._points)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """Return the pairs of parameters with variances above 0 that may have a common effect."""
         matter = self._variances > 0
         first, second = np.nonzero(np.triu(np.outer(matter, matter) & (self._overlap > 0), k=1))
         return list(zip(first.tolist(), second.tolist(), strict=True))
@@ -359,7 +366,8 @@ class _AnovaSampler:
         then the solution x of L x = values.
         """
         whole = np.empty((self._points + 1, self._points + 1), order="F")
-        whole[:-1, :-1], whole[-1, :-1] = covariance, self._values
+        whole[:-1, :-1] = covariance
+        whole[-1, :-1] = self._values
         whole.reshape(-1, order="F")[:: self._points + 2] += noise
         whole[-1, -1] = _LARGE_VALUE
         factor, problem = dpotrf(whole, lower=1, clean=0, overwrite_a=1)
@@ -401,7 +409,8 @@ class _AnovaSampler:
         """
         found: list[tuple[tuple[int, int], _Effect]] = []
         for index in np.flatnonzero(self._variances).tolist():
-            effect, scale = self._effects[index], math.sqrt(self._variances[index])
+            effect = self._effects[index]
+            scale = math.sqrt(self._variances[index])
             scaled = _Effect(scale * effect.deviations, scale * effect.features)
             found.append(((index, index), scaled))
         for pair in self._find_pairs() if self._coupling else []:
@@ -412,3 +421,150 @@ class _AnovaSampler:
             features = product.reshape(self._points, -1)
             found.append((pair, _Effect(scale * deviations, scale * features)))
         return found
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """The loss that a model expects of the best evaluation."""
+
+    trial: int
+    loss: float
+    evaluations: int
+    """The number of evaluations from which the model has learned."""
+    lowest_trial: int
+    """The evaluation of which the model expects the lowest loss."""
+    lowest_loss: float
+
+
+def predict_best(
+    evaluations: Sequence[Evaluation], described: Mapping[str, str], best: Evaluation
+) -> ExpectedLoss | None:
+    """Return the expected loss of the best evaluation; None if the model cannot predict it."""
+    losses = compute_expected_losses(evaluations, read_space(described))
+    if best.trial not in losses:
+        return None
+    lowest = min(losses, key=lambda trial: (losses[trial], trial))
+    return ExpectedLoss(best.trial, losses[best.trial], len(losses), lowest, losses[lowest])
+
+
+def compute_expected_losses(
+    evaluations: Sequence[Evaluation], space: SearchSpace
+) -> dict[int, float]:
+    """Return the expected loss of each evaluation that the model has learned, by trial number.
+
+    The result is empty if there are fewer than 20 different losses, or fewer than twice the number
+    of parameters.
+    """
+    complete = select_complete(evaluations)
+    needed = max(_MIN_COMPLETE, 2 * len(space.parameters))
+    if len({evaluation.loss for evaluation in complete}) < needed:
+        return {}
+    chosen = select_learned(np.array([[evaluation.loss] for evaluation in complete]))
+    learned = [complete[index] for index in chosen]
+    losses = np.array([evaluation.loss for evaluation in learned])
+    values = apply_power_transform(losses)
+    encoding = GeneEncoding(space)
+    params = [evaluation.params for evaluation in learned]
+    points = encoding.encode_points(*compute_genes(params, encoding))
+    model = GaussianProcess(encoding.gene_indices, _NOISE)
+    for known in range(_FITS):
+        model.fit(points, values, known=2**known)
+    order = np.argsort(losses)
+    expected = np.interp(model.means, values[order], losses[order])
+    trials = [evaluation.trial for evaluation in learned]
+    return dict(zip(trials, expected.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class PriorAgreement:
+    """The prior of a hyperparameter, with the expected value, and whether evaluations agree."""
+
+    name: str
+    value: Value
+    confidence: str
+    """How sure the prior is: "low", "medium" or "high"."""
+    correlation: float
+    """Spearman's correlation of the ranks of the prior density and of success.
+
+    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations.
+    Failed evaluations are the worst.
+    """
+    verdict: str
+    """Whether evaluations "agree", "contradict" or are "undecided".
+
+    Chance decides in at most one of ten cases.
+    """
+
+
+def compare_priors(
+    evaluations: Sequence[Evaluation],
+    space: Mapping[str, str],
+    priors: Mapping[str, str],
+    objectives: Objectives,
+) -> list[PriorAgreement]:
+    """Return for each prior whether the evaluations agree with it."""
+    whole = read_space({**space, **{name: text for name, text in priors.items() if name in space}})
+    if not whole.priors:
+        return []
+    compared = _select_compared(evaluations)
+    if compared:
+        costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in compared])
+        params = [evaluation.params for evaluation in compared]
+        genes, active = compute_genes(params, GeneEncoding(whole))
+        correlations, deviations = PriorModel(whole).compare(genes, active, costs)
+    else:
+        correlations = deviations = np.zeros(len(whole.priors))
+    rows = zip(whole.priors.items(), correlations.tolist(), deviations.tolist(), strict=True)
+    return [
+        PriorAgreement(
+            name, value, whole.parameters[name].confidence, correlation, _judge(distance)
+        )
+        for (name, value), correlation, distance in rows
+    ]
+
+
+def _select_compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    ended = [e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")]
+    ended.sort(key=lambda evaluation: (evaluation.ended, evaluation.trial))
+    informative = find_informative(np.array([math.isfinite(e.loss) for e in ended], bool))
+    return [ended[index] for index in informative]
+
+
+def _judge(deviations: float) -> str:
+    if abs(deviations) < _SIGNIFICANT:
+        return "undecided"
+    return "agree" if deviations > 0 else "contradict"
+
+
+def read_space(described: Mapping[str, str]) -> SearchSpace:
+    """Return the search space that run.json describes, without its constraints."""
+    return SearchSpace(**{name: parse_parameter(text) for name, text in described.items()})
+
+
+def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the complete evaluations with a finite loss that depends on hyperparameters alone.
+
+    The losses of evaluations that started from a parent's checkpoint do not.
+    """
+    complete = [e for e in evaluations if e.state == "complete" and e.inherits is None]
+    return [evaluation for evaluation in complete if math.isfinite(evaluation.loss)]
+
+
+def compute_genes(
+    params: Sequence[Mapping[str, Value]], encoding: GeneEncoding
+) -> tuple[Vector, Mask]:
+    """Return the genes of individuals, and whether each gene is active.
+
+    Both have the shape `(individuals, genes)`. The gene of an inactive parameter is 0. Values are
+    not checked, so that a run whose run.json was edited is still described.
+    """
+    parameters = encoding.space.parameters.items()
+    genes = [
+        [
+            float(one.encode(individual[name])) if name in individual else 0.0
+            for name, one in parameters
+        ]
+        for individual in params
+    ]
+    active = [[name in individual for name, _ in parameters] for individual in params]
+    return np.array(genes), np.array(active)
