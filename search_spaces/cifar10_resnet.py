@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
 from hpo import Categorical, Float, Prediction, SearchSpace, Worker
 from hpo.training import (
-    DropoutMasks,
     ImageDataset,
     ImagesOnDevice,
     ParallelSettings,
+    Pipeline,
     SharedGradScaler,
     augment_images,
     check_choice,
@@ -29,6 +29,7 @@ from hpo.training import (
     decay_weights,
     gather_state,
     gather_weights,
+    list_blocks,
     load_data,
     load_state,
     load_test_data,
@@ -39,7 +40,6 @@ from hpo.training import (
     should_stop_early,
     split_batch,
 )
-from hpo.training.pipeline import Pipeline, list_blocks
 
 space = SearchSpace(
     optimizer=Categorical("sgd", "adamw"),
@@ -84,10 +84,7 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> ImageDataset:
     """Load the data, once per host before the search. The result is `worker.data`."""
-    sizes = {
-        "train_samples": settings.train_samples,
-        "validation_samples": settings.validation_samples,
-    }
+    sizes = {name: getattr(settings, name) for name in ("train_samples", "validation_samples")}
     return load_data(settings.dataset, settings.data_dir, **sizes)
 
 
@@ -108,13 +105,11 @@ def build_network(data: ImageDataset) -> nn.Sequential:
     return nn.Sequential(OrderedDict([*parts.items(), ("flatten", nn.Flatten()), ("fc", fc)]))
 
 
-def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
+def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
     """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
-        return Pipeline(
-            network, worker, masks, microbatches, precision=precision, stage_costs=COSTS
-        )
+        return Pipeline(network, worker, microbatches, precision=precision, stage_costs=COSTS)
     replace_batch_norm(network)  # Each normalises the samples of all ranks.
     if settings.parallel == "replicate":
         network.to(worker.device).to(memory_format=torch.channels_last)  # Convolutions are faster.
@@ -156,7 +151,7 @@ def resume(
     worker: Worker,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: SharedGradScaler,
     schedule: LRScheduler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
@@ -182,8 +177,7 @@ def objective(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network, and yield its validation loss and accuracy after each epoch."""
     train, validation = worker.data.splits(worker.device)
-    masks = DropoutMasks(worker.seed)
-    model = share(build_network(worker.data), masks, worker, settings)
+    model = share(build_network(worker.data), worker, settings)
     is_pipeline = settings.parallel == "pipeline"
     optimizer = make_optimizer(model, params)
     schedule = make_schedule(
@@ -212,7 +206,6 @@ def objective(
             if is_pipeline:
                 model.backward(images, labels, positions, step, compute_loss)
                 continue
-            masks.begin_forward(step, positions, worker.device)
             with make_autocast(settings.precision, worker.device):
                 outputs = model(images)
             # The mean over ranks is taken.
@@ -225,12 +218,9 @@ def objective(
         return cross_entropy(outputs.float(), labels, reduction="none"), outputs.argmax(1) == labels
 
     def make_state() -> dict[str, Any]:
-        state = {
-            "model": gather_state(model, optimizer),
-            "scaler": scaler.state_dict(),
-            "order": order.get_state(),
-        }
-        return {**state, "schedule": schedule.state_dict(), "step": step, "losses": losses}
+        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict()}
+        state["schedule"] = schedule.state_dict()
+        return {**state, "order": order.get_state(), "step": step, "losses": losses}
 
     while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
         model.train()

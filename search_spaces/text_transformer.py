@@ -20,6 +20,7 @@ from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
 from hpo.training import (
     DropoutMasks,
     ParallelSettings,
+    Pipeline,
     SharedGradScaler,
     TextDataset,
     TextOnDevice,
@@ -41,7 +42,6 @@ from hpo.training import (
     should_stop_early,
     split_batch,
 )
-from hpo.training.pipeline import Pipeline
 
 space = SearchSpace(
     depth=Int(2, 6),
@@ -80,11 +80,8 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> TextDataset:
     """Load the text, once per host before the search. The result is `worker.data`."""
-    sizes = {
-        "train_samples": settings.train_samples,
-        "validation_samples": settings.validation_samples,
-    }
-    return load_text(settings.context, **sizes)
+    train, validation = settings.train_samples, settings.validation_samples
+    return load_text(settings.context, train_samples=train, validation_samples=validation)
 
 
 def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
@@ -93,10 +90,10 @@ def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential
     return make_transformer(text.vocabulary_size, text.context, **sizes)
 
 
-def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
+def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
     """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
-        return Pipeline(network, worker, masks, settings.microbatches, precision=settings.precision)
+        return Pipeline(network, worker, settings.microbatches, precision=settings.precision)
     if settings.parallel == "replicate":
         return DistributedDataParallel(network.to(worker.device), gradient_as_bucket_view=True)
     mesh = make_mesh(worker)
@@ -114,7 +111,7 @@ def resume(
     worker: Worker,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: SharedGradScaler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
     """Load the checkpoint of this evaluation or its parent. Return losses and steps."""
@@ -138,7 +135,7 @@ def objective(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     masks = DropoutMasks(worker.seed)
     replace_dropout(network, masks)  # Dropout does not depend on the number of ranks.
-    model = share(network, masks, worker, settings)
+    model = share(network, worker, settings)
     is_pipeline = settings.parallel == "pipeline"
     groups = decay_weights(model, params["weight_decay"])
     optimizer = torch.optim.AdamW(groups, lr=params["lr"], fused=True)
@@ -170,12 +167,8 @@ def objective(
         return compute_losses(outputs, targets), (outputs.argmax(-1) == targets).float().mean(1)
 
     def make_state() -> dict[str, Any]:
-        state = {
-            "model": gather_state(model, optimizer),
-            "scaler": scaler.state_dict(),
-            "order": order.get_state(),
-        }
-        return {**state, "step": step, "losses": losses}
+        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict()}
+        return {**state, "order": order.get_state(), "step": step, "losses": losses}
 
     steps_per_epoch = math.ceil(len(train) / settings.batch_size)
     steps = settings.epochs * steps_per_epoch

@@ -48,8 +48,8 @@ WRONG = [
     ("problem.py", "import torch", BASE),
     ("run/run_search.py", "import propulate", ONE),
     ("breeding/genetic.py", "import mpi4py", PROPAGATORS),
-    ("training/validation.py", "from hpo.evaluation import rank_group", WORKER),
-    ("training/validation.py", "from hpo.trainer import state_files", WORKER),
+    ("training/loop.py", "from hpo.evaluation import rank_group", WORKER),
+    ("training/loop.py", "from hpo.trainer import state_files", WORKER),
 ]
 
 

@@ -1,29 +1,36 @@
 """Data sets, networks, and what torch lacks for training on several ranks."""
 
-from hpo.training.augmentation import augment_images
 from hpo.training.image_data import (
     ImageDataset,
     ImagesOnDevice,
     LabelledImages,
+    augment_images,
     load_data,
     load_test_data,
 )
-from hpo.training.optimization import compute_lr_factor, decay_weights
-from hpo.training.setting_checks import ParallelSettings, check_choice, check_positive
+from hpo.training.loop import (
+    check_choice,
+    check_positive,
+    compute_lr_factor,
+    compute_means,
+    decay_weights,
+    select_predictions,
+    should_stop_early,
+)
+from hpo.training.pipeline import Pipeline, list_blocks, make_autocast
 from hpo.training.shared_layers import DropoutMasks, replace_batch_norm, replace_dropout
 from hpo.training.sharing import (
+    ParallelSettings,
     SharedGradScaler,
     clip_gradients,
     gather_state,
     gather_weights,
     load_state,
-    make_autocast,
     make_mesh,
     split_batch,
 )
 from hpo.training.text_data import TextDataset, TextOnDevice, load_test_text, load_text
 from hpo.training.transformer import generate, make_transformer
-from hpo.training.validation import compute_means, select_predictions, should_stop_early
 
 __all__ = [
     "DropoutMasks",
@@ -31,6 +38,7 @@ __all__ = [
     "ImagesOnDevice",
     "LabelledImages",
     "ParallelSettings",
+    "Pipeline",
     "SharedGradScaler",
     "TextDataset",
     "TextOnDevice",
@@ -44,6 +52,7 @@ __all__ = [
     "gather_state",
     "gather_weights",
     "generate",
+    "list_blocks",
     "load_data",
     "load_state",
     "load_test_data",

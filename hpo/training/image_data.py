@@ -1,4 +1,4 @@
-"""Image data sets by name, split into training, validation and test.
+"""Image data sets by name, split into training, validation and test, and their augmentation.
 
 A search uses the training and the validation part. The test part is for one evaluation of the
 winner of the search. Images stay uint8, which needs a quarter of the memory of float32. Normalising
@@ -23,8 +23,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
-from hpo.training.setting_checks import check_choice
+from hpo.training.loop import check_choice, check_count
 
 # Images, uint8 of shape (N, channels, height, width), and labels, int64 of shape (N,).
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -50,8 +51,7 @@ class Digits:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        is_test = np.arange(len(digits.target)) % 5 == 4
-        chosen = is_test if part == "test" else ~is_test
+        chosen = (np.arange(len(digits.target)) % 5 == 4) == (part == "test")
         images = digits.images.astype(np.uint8)[:, None]
         return images[chosen], digits.target.astype(np.int64)[chosen]
 
@@ -73,11 +73,20 @@ class IdxFiles:
         """Read the published training or test files."""
         prefix = "t10k" if part == "test" else "train"
         names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
-        folders = [folder, folder / self.torchvision_name / "raw"]
-        if not all(_find_file(name, folders) for name in names):
-            patterns = [f"{name}[.gz]" for name in names]
-            _download_dataset(self.torchvision_name, folders, patterns, self._fetch_files)
-        images_path, labels_path = (_find_downloaded_file(name, folders) for name in names)
+
+        def fetch_files(root: Path) -> None:
+            # The import takes 1.4 s of CPU time, and only a download needs it.
+            import torchvision.datasets
+
+            getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
+
+        images_path, labels_path = _find_files(
+            self.torchvision_name,
+            [folder, folder / self.torchvision_name / "raw"],
+            names,
+            [f"{name}[.gz]" for name in names],
+            fetch_files,
+        )
         images = _read_idx(images_path)
         labels = _read_idx(labels_path)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
@@ -87,12 +96,6 @@ class IdxFiles:
             )
         _check_labels(labels, labels_path, self.class_names)
         return images[:, None], labels.astype(np.int64)
-
-    def _fetch_files(self, root: Path) -> None:
-        # The import takes 1.4 s of CPU time, and only a download needs it.
-        import torchvision.datasets
-
-        getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
 
 
 @dataclass(frozen=True)
@@ -112,33 +115,29 @@ class Cifar10:
     md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
 
     def read_part(self, folder: Path, part: Part) -> Arrays:
-        """Read the published training batches or the test batch."""
+        """Read records of the published files, each with a label of one byte and an image."""
         names = [f"data_batch_{number}.bin" for number in range(1, 6)]
         if part == "test":
             names = ["test_batch.bin"]
+
+        def fetch_files(root: Path) -> None:
+            from torchvision.datasets.utils import download_and_extract_archive
+
+            download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
+
         folders = [folder, folder / "cifar-10-batches-bin"]
-        if not all(_find_file(name, folders) for name in names):
-            _download_dataset("CIFAR10 (binary version)", folders, names, self._fetch_files)
-        paths = [_find_downloaded_file(name, folders) for name in names]
-        records = np.concatenate([self._read_records(path) for path in paths])
+        parts = []
+        for path in _find_files("CIFAR10 (binary version)", folders, names, names, fetch_files):
+            content = np.fromfile(path, np.uint8)
+            if len(content) == 0 or len(content) % 3073:
+                raise ValueError(
+                    f"{path} must hold records of 3073 bytes, got {len(content)} bytes. "
+                    "The file is damaged"
+                )
+            parts.append(content.reshape(-1, 3073))
+            _check_labels(parts[-1][:, 0], path, self.class_names)
+        records = np.concatenate(parts)
         return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
-
-    def _fetch_files(self, root: Path) -> None:
-        from torchvision.datasets.utils import download_and_extract_archive
-
-        download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
-
-    def _read_records(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Read records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
-        content = np.fromfile(path, np.uint8)
-        if len(content) == 0 or len(content) % 3073:
-            raise ValueError(
-                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. "
-                "The file is damaged"
-            )
-        records = content.reshape(-1, 3073)
-        _check_labels(records[:, 0], path, self.class_names)
-        return records
 
 
 SOURCES: dict[str, Digits | IdxFiles | Cifar10] = {
@@ -155,18 +154,6 @@ def _check_labels(labels: npt.NDArray[np.uint8], path: Path, class_names: Sequen
             f"labels in {path} must be less than {len(class_names)}, the number of classes, "
             f"got {labels.max()}"
         )
-
-
-def _find_file(name: str, folders: Sequence[Path]) -> Path | None:
-    paths = (folder / (name + suffix) for folder in folders for suffix in ("", ".gz"))
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _find_downloaded_file(name: str, folders: Sequence[Path]) -> Path:
-    path = _find_file(name, folders)
-    if path is None:
-        raise FileNotFoundError(f"no {name} in {' or '.join(map(str, folders))} after the download")
-    return path
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -195,36 +182,54 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _download_dataset(
-    name: str, folders: Sequence[Path], files: Sequence[str], fetch: Callable[[Path], object]
-) -> None:
-    """Download a data set into the first folder, by way of a temporary folder inside it.
+def _find_files(
+    dataset: str,
+    folders: Sequence[Path],
+    names: Sequence[str],
+    patterns: Sequence[str],
+    fetch: Callable[[Path], object],
+) -> list[Path]:
+    """Return the paths of files, which may be gzipped. Download the data set if one is missing.
 
-    Raises FileNotFoundError if the download fails. Its message has the missing `files` and the
-    searched `folders`.
+    The download goes into the first folder, by way of a temporary folder inside it. Raises
+    FileNotFoundError if it fails. Its message has the `patterns` of the names and the searched
+    `folders`.
     """
+
+    def find_file(name: str) -> Path | None:
+        paths = (folder / (name + suffix) for folder in folders for suffix in ("", ".gz"))
+        return next((path for path in paths if path.is_file()), None)
+
     folder = folders[0]
     has_existed = folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                fetch(Path(root))
-            for path in filter(Path.is_file, Path(root).rglob("*")):
-                target = folder / path.relative_to(root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
+        if not all(map(find_file, names)):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                    fetch(Path(root))
+                for path in filter(Path.is_file, Path(root).rglob("*")):
+                    target = folder / path.relative_to(root)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    path.replace(target)
     except (OSError, RuntimeError) as error:
         if not has_existed:
             with suppress(OSError):
                 folder.rmdir()
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
-            f"{name} is missing and could not be downloaded. Searched for {' and '.join(files)} "
-            f"in {' and in '.join(map(str, folders))}; the download into {folder} failed: "
-            f"{type(error).__name__}: {reason}. Set --set data_dir=FOLDER to a folder that has "
-            "the files"
+            f"{dataset} is missing and could not be downloaded. Searched for "
+            f"{' and '.join(patterns)} in {' and in '.join(map(str, folders))}; the download into "
+            f"{folder} failed: {type(error).__name__}: {reason}. Set --set data_dir=FOLDER to a "
+            "folder that has the files"
         ) from error
+    found = []
+    for name in names:
+        if (file := find_file(name)) is None:
+            where = " or ".join(map(str, folders))
+            raise FileNotFoundError(f"no {name} in {where} after the download")
+        found.append(file)
+    return found
 
 
 @dataclass(frozen=True)
@@ -340,8 +345,8 @@ def load_data(
             def prepare(settings):
                 return load_data("fashion-mnist", settings.data_dir)
     """
-    source = _find_source(name)
-    images, labels = source.read_part(_resolve_folder(data_dir), "train")
+    images, labels = _read_part(name, data_dir, "train")
+    source = SOURCES[name]
     if len(labels) <= source.validation_samples:
         raise ValueError(
             f"{name} must have more than {source.validation_samples} training samples, of which "
@@ -349,13 +354,17 @@ def load_data(
         )
     shuffled = np.random.default_rng(0).permutation(len(labels))
     validation, train = np.split(shuffled, [source.validation_samples])
-    train = _take_first(train, train_samples, "train_samples", name)
-    validation = _take_first(validation, validation_samples, "validation_samples", name)
+    train = train[: check_count("train_samples", train_samples, len(train), name)]
+    validation = validation[
+        : check_count("validation_samples", validation_samples, len(validation), name)
+    ]
+    mean, std = _compute_statistics(images[train])
     return ImageDataset(
         LabelledImages(images[train], labels[train]),
         LabelledImages(images[validation], labels[validation]),
         source.class_names,
-        *_compute_statistics(images[train]),
+        mean,
+        std,
     )
 
 
@@ -372,29 +381,14 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
                 data, pictures = load_data("cifar10"), load_test_data("cifar10")
                 images, labels = ImagesOnDevice(pictures, data, device).get_batch(torch.arange(100))
     """
-    images, labels = _find_source(name).read_part(_resolve_folder(data_dir), "test")
+    images, labels = _read_part(name, data_dir, "test")
     # Arrays made from bytes are read-only, and torch warns of read-only arrays.
     return LabelledImages(images.copy(), labels.copy())
 
 
-def _find_source(name: str) -> Digits | IdxFiles | Cifar10:
+def _read_part(name: str, data_dir: str | Path, part: Part) -> Arrays:
     check_choice("dataset", name, tuple(SOURCES))
-    return SOURCES[name]
-
-
-def _resolve_folder(data_dir: str | Path) -> Path:
-    return Path(data_dir).expanduser().absolute()
-
-
-def _take_first(
-    indices: npt.NDArray[np.int64], count: int, setting: str, name: str
-) -> npt.NDArray[np.int64]:
-    if not 0 <= count <= len(indices):
-        raise ValueError(
-            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, "
-            f"or 0 for all of them, got {count}"
-        )
-    return indices[: count or None]
+    return SOURCES[name].read_part(Path(data_dir).expanduser().absolute(), part)
 
 
 def _compute_statistics(
@@ -411,3 +405,41 @@ def _compute_statistics(
     mean = weights @ values
     variance = weights @ values**2 - mean**2
     return mean.astype(np.float32), np.sqrt(np.maximum(variance, 1.0)).astype(np.float32)
+
+
+def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
+    """Shift images by up to an eighth of their size; "crop-and-flip" also mirrors half.
+
+    He et al. 2016, section 4.2, shift by up to four of 32 pixels for CIFAR-10. The border is filled
+    with zeros, the mean of normalised images.
+
+    Args:
+        images: Normalised images, shape (N, channels, height, width).
+        drawn: Random numbers from 0 to 1, shape (N, 3), on the CPU: two for the shift, one for the
+            mirror.
+        augmentation: "none" (images are returned unchanged), "crop" or "crop-and-flip".
+
+    Returns:
+        Images of the same shape, in channels-last format if they were augmented.
+
+    Raises:
+        ValueError: `augmentation` has another value.
+    """
+    check_choice("augmentation", augmentation, ("none", "crop", "crop-and-flip"))
+    if augmentation == "none":
+        return images
+    height, width = images.shape[2:]
+    most = torch.tensor([height // 8, width // 8])
+    moves = (drawn[:, :2] * (2 * most + 1)).long()
+    is_flipped = drawn[:, 2] < (0.5 if augmentation == "crop-and-flip" else 0.0)
+    rows = moves[:, 0, None] + torch.arange(height)
+    columns = torch.arange(width).repeat(len(images), 1)
+    columns[is_flipped] = columns[is_flipped].flip(1)
+    columns += moves[:, 1, None]
+    padded = F.pad(images, (width // 8, width // 8, height // 8, height // 8)).permute(0, 2, 3, 1)
+    device = images.device
+    samples = torch.arange(len(images), device=device)[:, None, None]
+    # The indexed tensor has shape (N, height, width, channels), so its permutation has
+    # channels-last format.
+    chosen = padded[samples, rows.to(device)[:, :, None], columns.to(device)[:, None, :]]
+    return chosen.permute(0, 3, 1, 2)

@@ -43,33 +43,27 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        weight = (
-            torch.ones(self.num_features, device=input.device)
-            if self.weight is None
-            else self.weight
-        )
-        bias = (
-            torch.zeros(self.num_features, device=input.device) if self.bias is None else self.bias
-        )
         exact = torch.promote_types(input.dtype, torch.float32)
+        weight = self.weight
+        bias = self.bias
+        if not self.affine:
+            weight = torch.ones(self.num_features, device=input.device)  # type: ignore[assignment]
+            bias = torch.zeros(self.num_features, device=input.device)  # type: ignore[assignment]
         output, mean, variance, count = _BatchNormFunction.apply(
             input, weight.to(exact), bias.to(exact), self.eps
         )
         if self.track_running_stats:
-            self._update_running_stats(mean, variance, count)
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                momentum = self.momentum
+                if momentum is None:
+                    momentum = 1 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * (count / (count - 1)), momentum)
         return output  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def _update_running_stats(
-        self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor
-    ) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance * (count / (count - 1)), share)
 
 
 class _BatchNormFunction(torch.autograd.Function):
@@ -81,12 +75,11 @@ class _BatchNormFunction(torch.autograd.Function):
         mean, variance, count = _compute_statistics(inputs, weight.dtype)
         # torch's kernels divide by the number of samples. With none, they crash the process (torch
         # 2.15, SIGFPE).
+        output = inputs.clone()
         if inputs.numel():
-            output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[
-                0
-            ]
-        else:
-            output = inputs.clone()
+            (output, *_) = torch.native_batch_norm(
+                inputs, weight, bias, mean, variance, False, 0.0, eps
+            )
         ctx.save_for_backward(inputs, weight, mean, variance, count)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance, count)
@@ -95,35 +88,23 @@ class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight, mean, variance, count = ctx.saved_tensors
-        # This pass treats mean and variance as constants, and also computes both sums over this
-        # rank's samples.
+        inverse = torch.rsqrt(variance + ctx.eps)
+        gradient = inputs.clone()
+        of_weight = torch.zeros_like(weight)
+        of_bias = torch.zeros_like(weight)
         if inputs.numel():
+            output_gradient = _make_contiguous(gradients[0].to(inputs.dtype))
+            # Some of CUDA's kernels read the saved statistics, although this is not a pass in
+            # training mode.
+            saved = (mean, inverse)
+            # This pass treats mean and variance as constants, and also computes both sums over this
+            # rank's samples.
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-                _make_contiguous(gradients[0].to(inputs.dtype)),
-                # Some of CUDA's kernels read the saved statistics, although this is not a pass in
-                # training mode.
-                *(
-                    inputs,
-                    weight,
-                    mean,
-                    variance,
-                    mean,
-                    torch.rsqrt(variance + ctx.eps),
-                    False,
-                    ctx.eps,
-                    [True] * 3,
-                ),
-            )
-        else:
-            gradient, of_weight, of_bias = (
-                inputs.clone(),
-                torch.zeros_like(weight),
-                torch.zeros_like(weight),
+                output_gradient, inputs, weight, mean, variance, *saved, False, ctx.eps, [True] * 3
             )
         sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums)
         # The gradient through mean and variance is linear in the input of each channel.
-        inverse = torch.rsqrt(variance + ctx.eps)
         slope = -weight * inverse * inverse * sums[0] / count
         offset = -weight * inverse * sums[1] / count - slope * mean
         shape = [1, -1] + [1] * (inputs.dim() - 2)
@@ -181,23 +162,25 @@ def replace_batch_norm(network: nn.Module) -> nn.Module:
     Returns:
         The network.
     """
-    return (
-        replace_modules(network, _make_shared_batch_norm) if dist.get_world_size() > 1 else network
-    )
 
+    def make_shared(module: nn.Module) -> nn.Module | None:
+        own = (SharedBatchNorm, nn.SyncBatchNorm)
+        if not isinstance(module, _BatchNorm) or isinstance(module, own):
+            return None
+        shared = SharedBatchNorm(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+        )
+        shared._parameters.update(module._parameters)
+        shared._buffers.update(module._buffers)
+        return shared
 
-def _make_shared_batch_norm(module: nn.Module) -> nn.Module | None:
-    if not isinstance(module, _BatchNorm) or isinstance(
-        module, (SharedBatchNorm, nn.SyncBatchNorm)
-    ):
-        return None
-    shared = SharedBatchNorm(
-        module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-    )
-    shared.weight, shared.bias = module.weight, module.bias
-    shared.running_mean, shared.running_var = module.running_mean, module.running_var
-    shared.num_batches_tracked = module.num_batches_tracked
-    return shared
+    if dist.get_world_size() == 1:
+        return network
+    return replace_modules(network, make_shared)
 
 
 class DropoutMasks:
@@ -246,7 +229,15 @@ class DropoutMasks:
             self._keys = _hash_numbers(
                 positions.to(torch.int32).to(device) ^ _mix_to_int32(self._seed, step)
             )
-        return compute_mask(_hash_numbers(self._keys ^ _mix_to_int32(layer, call)), shape, p)
+        # The key of a sample determines its mask.
+        keys = _hash_numbers(self._keys ^ _mix_to_int32(layer, call))
+        elements = torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device)
+        bits = keys[:, None] ^ _hash_numbers(elements)
+        bits *= _FIRST_MULTIPLIER
+        bits ^= bits >> 15
+        bits *= _SECOND_MULTIPLIER
+        threshold = min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)
+        return (bits >= threshold).view(shape)
 
 
 class SharedDropout(nn.Module):
@@ -256,7 +247,7 @@ class SharedDropout(nn.Module):
         super().__init__()
         self.p = p
         self._layer = layer
-        self._masks = draws
+        self.masks = draws
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Zero some elements of `inputs`, shape (N, ...), and scale the others by 1 / (1 - p)."""
@@ -264,26 +255,12 @@ class SharedDropout(nn.Module):
             return inputs
         if self.p == 1:
             return inputs * 0
-        mask = self._masks.draw_mask(self._layer, inputs.shape, self.p)
+        mask = self.masks.draw_mask(self._layer, inputs.shape, self.p)
         return inputs * mask.to(inputs).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
         """Return the text in the module's representation."""
         return f"p={self.p}"
-
-
-def compute_mask(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
-    """Return a boolean mask of shape (N, ...), which is True with probability 1 - p.
-
-    `keys` has a random number for each sample, int32 of shape (N,), which determines its mask.
-    """
-    elements = _hash_numbers(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
-    bits = keys[:, None] ^ elements
-    bits *= _FIRST_MULTIPLIER
-    bits ^= bits >> 15
-    bits *= _SECOND_MULTIPLIER
-    threshold = min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)
-    return (bits >= threshold).view(shape)
 
 
 def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:

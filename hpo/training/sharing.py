@@ -9,7 +9,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,29 +19,50 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from hpo.training.setting_checks import ParallelSettings
+from hpo.training.loop import check_choice, check_positive
+from hpo.training.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from hpo.trainer.worker import Worker
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 _mesh_numbers = itertools.count()
 _mesh_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 
-class StagedModel(nn.Module):
-    """A network of which each rank has a stage. It is the base class of `Pipeline`."""
+@dataclass(frozen=True)
+class ParallelSettings:
+    """Settings that select how the ranks of a worker share the training of a network.
 
-    worker: Worker
-    stage: Any
-    """A module whose attribute `network` has the blocks of this rank."""
+    The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard``
+    works. A value that is not allowed raises a ValueError.
 
-    def gather_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors of all ranks by name, on the leader. Collective: call on all ranks."""
-        raise NotImplementedError
+    Example:
+        ::
+
+            @dataclass(frozen=True)
+            class Settings(ParallelSettings):
+                epochs: int = 10
+    """
+
+    parallel: str = "replicate"
+    """The strategy, "replicate" (DDP), "shard" (FSDP2) or "pipeline"."""
+    precision: str = "float32"
+    """The type of most computations, "float32", "bfloat16" or "float16". Parameters are float32."""
+    accumulate: int = 1
+    """The number of parts of a global batch, computed one after the other to save memory."""
+    microbatches: int = 1
+    """The number of microbatches of each part in a pipeline. With 1, one stage works at a time."""
+
+    def __post_init__(self) -> None:
+        check_choice("parallel", self.parallel, ("replicate", "shard", "pipeline"))
+        check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
+        check_positive(self, "accumulate", "microbatches")
+        if self.microbatches > 1 and self.parallel != "pipeline":
+            raise ValueError(
+                f"microbatches must be 1 unless parallel=pipeline, got {self.microbatches}"
+            )
 
 
 def make_mesh(worker: Worker) -> DeviceMesh:
@@ -74,19 +95,6 @@ def split_batch(samples: int, worker: Worker, settings: ParallelSettings) -> Ite
         yield part if settings.parallel == "pipeline" else part[worker.rank :: worker.size]
 
 
-def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Make a context in which torch uses a precision for all operations for which it is safe.
-
-    Args:
-        precision: "float32", "bfloat16" or "float16".
-        device: The device that computes.
-    """
-    if precision == "float32":
-        return nullcontext()
-    # A cache would keep the cast weights of a sharded block, and mix the graphs of microbatches.
-    return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
-
-
 class SharedGradScaler(GradScaler):
     """A GradScaler for float16 (Micikevicius et al. 2018) with which all ranks skip the same steps.
 
@@ -116,27 +124,23 @@ class SharedGradScaler(GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16
-        gradients = [
-            _get_local(p.grad)
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        gradients: dict[torch.device, list[torch.Tensor]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if (gradient := parameter.grad) is not None:
+                    own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                    gradients.setdefault(own.device, []).append(own)
         found = found_inf.clone()
-        for device in {gradient.device for gradient in gradients}:
-            ours = [
-                gradient for gradient in gradients if gradient.device == device and gradient.numel()
-            ]
+        for device, on_device in gradients.items():
             here = found_inf.to(device, copy=True)
-            torch._amp_foreach_non_finite_check_and_unscale_(ours, here, inv_scale.to(device))
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                [gradient for gradient in on_device if gradient.numel()],
+                here,
+                inv_scale.to(device),
+            )
             found = torch.maximum(found, here.to(found.device))
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return {found.device: found}
-
-
-def _get_local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor that may be sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> None:
@@ -150,7 +154,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
     """
     norm: Any = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    if isinstance(model, StagedModel):
+    if isinstance(model, Pipeline):
         square = norm.to(model.worker.device).square()  # The norm of a frozen stage is on the CPU.
         dist.all_reduce(square)
         norm = square.sqrt()
@@ -161,11 +165,8 @@ def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of the whole network, for `worker.offer_weights`. Collective.
 
     It is complete only on the leader, in the memory of the CPU.
-
-    Args:
-        model: The model.
     """
-    return _gather_tensors(model, find_network(model).state_dict())
+    return _gather_tensors(model, _find_network(model).state_dict())
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -173,17 +174,13 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
     It is complete only on the leader. Its format does not depend on the number of ranks, and on
     whether they have replicas, shards or stages.
-
-    Args:
-        model: The model.
-        optimizer: The optimizer of the model's parameters.
     """
     # First, since it reshards the parameters that a forward pass has gathered. The optimizer knows
     # only the shards.
     weights = gather_weights(model)
     tensors = {
         f"{key}:{name}": tensor
-        for name, parameter in find_network(model).named_parameters()
+        for name, parameter in _find_network(model).named_parameters()
         for key, tensor in optimizer.state.get(parameter, {}).items()
         if tensor is not None
     }
@@ -193,16 +190,13 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 def load_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """Load a state from `gather_state`. The optimizer keeps its settings.
+    """Load a state from `gather_state`, which is whole on each rank.
 
-    Args:
-        model: The model.
-        optimizer: The optimizer of the model's parameters.
-        state: The whole state, on each rank.
+    The optimizer keeps its settings.
     """
-    network, whole = find_network(model), state["network"]
+    network = _find_network(model)
     network.load_state_dict(
-        {name: _select_shard(own, whole[name]) for name, own in network.state_dict().items()}
+        {name: _shard(own, state["network"][name]) for name, own in network.state_dict().items()}
     )
     tensors: dict[str, dict[str, Any]] = {}
     for entry, tensor in state["optimizer"].items():
@@ -210,17 +204,17 @@ def load_state(
         tensors.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in network.named_parameters()}
     own_state = {
-        index: {key: _select_shard(p, value) for key, value in tensors.get(names[p], {}).items()}
+        index: {key: _shard(p, value) for key, value in tensors.get(names[p], {}).items()}
         for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": own_state})
 
 
-def find_network(model: nn.Module) -> nn.Module:
+def _find_network(model: nn.Module) -> nn.Module:
     """Return the network of a model, with this rank's shards or stage."""
     if isinstance(model, DistributedDataParallel):
         return model.module  # type: ignore[no-any-return]
-    return model.stage.network if isinstance(model, StagedModel) else model
+    return model.stage.network if isinstance(model, Pipeline) else model
 
 
 def _gather_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,19 +222,27 @@ def _gather_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, A
 
     Values that are not tensors, as in the state of some optimizers, stay as they are.
     """
-    if isinstance(model, StagedModel):
-        return model.gather_tensors(tensors)
+    is_kept = dist.get_rank() == 0 or isinstance(model, Pipeline)
     whole = {}
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if dist.get_rank() == 0:  # The memory of the device may be too small for all.
-            whole[name] = (
-                gathered.detach().cpu() if isinstance(gathered, torch.Tensor) else gathered
-            )
+        if is_kept:  # The memory of the device may be too small for all.
+            is_tensor = isinstance(gathered, torch.Tensor)
+            whole[name] = gathered.detach().cpu() if is_tensor else gathered
+    if isinstance(model, Pipeline):
+        # One tensor at a time, since the leader's memory may be too small for several copies.
+        for rank, names in enumerate(model.worker.comm.allgather(list(whole))):
+            for name in names:
+                sent = [whole.get(name)]
+                if model.worker.rank == rank > 0:
+                    dist.send_object_list(sent, 0, group=model.group)
+                elif model.worker.rank == 0 < rank:
+                    dist.recv_object_list(sent, rank, group=model.group)
+                    whole[name] = sent[0]
     return whole
 
 
-def _select_shard(own: torch.Tensor, tensor: Any) -> Any:
+def _shard(own: torch.Tensor, tensor: Any) -> Any:
     """Return this rank's shard of a whole tensor, if its `own` tensor is sharded.
 
     Scalars, such as the number of steps, are not sharded.

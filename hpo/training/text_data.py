@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_EXCLUDED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
-_OPTIONAL_MODULES = {
-    "distutils",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "tkinter",
-    "turtle.py",
-    "turtledemo",
+from hpo.training.loop import check_count
+
+_EXCLUDED_NAMES = {
+    *("__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"),
+    # Optional modules.
+    *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle.py", "turtledemo"),
+    # Generated modules.
+    *("encodings", "pydoc_data", "sitecustomize.py", "usercustomize.py"),
 }
-_GENERATED_MODULES = {"encodings", "pydoc_data", "sitecustomize.py", "usercustomize.py"}
-_EXCLUDED_NAMES = _EXCLUDED_FOLDERS | _OPTIONAL_MODULES | _GENERATED_MODULES
 _BUILD_PREFIXES = ("_sysconfigdata", "config-")  # The name of the platform follows.
 
 # The range of hashes, scaled to 0 to 1, of each part.
-_TRAIN_RANGE, _VALIDATION_RANGE, _TEST_RANGE = (0.0, 0.8), (0.8, 0.9), (0.9, 1.0)
+_RANGES = {"training": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 
 # The last stands for all others.
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"
@@ -77,16 +74,10 @@ class TextDataset:
         return len(_CHARACTERS)
 
     def encode(self, text: str) -> Pieces:
-        r"""Convert text to symbols.
+        r"""Convert text to symbols, uint8 of shape (characters,).
 
         A tab becomes four spaces. Each end of a line (``\r\n``, ``\r`` or ``\n``) becomes one
         newline. Other characters that are not printable ASCII become the last symbol.
-
-        Args:
-            text: Any text.
-
-        Returns:
-            The symbols, uint8 of shape (characters,), from 0 to ``vocabulary_size - 1``.
         """
         return _encode_text(text)
 
@@ -96,14 +87,8 @@ class TextDataset:
         The last symbol becomes U+FFFD. It stands for every character that is neither a newline nor
         printable ASCII.
 
-        Args:
-            symbols: Integers of shape (characters,), from 0 to ``vocabulary_size - 1``.
-
-        Returns:
-            The text.
-
         Raises:
-            ValueError: A number is outside this range.
+            ValueError: A symbol is not from 0 to ``vocabulary_size - 1``.
         """
         numbers = np.asarray(symbols, np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() <= _OTHER_SYMBOL:
@@ -114,14 +99,7 @@ class TextDataset:
         return codes.tobytes().decode("utf-32-le")
 
     def splits(self, device: torch.device) -> tuple[TextOnDevice, TextOnDevice]:
-        """Return the training and the validation part on a device.
-
-        Args:
-            device: The device that batches are returned on.
-
-        Returns:
-            The training part and the validation part.
-        """
+        """Return the training and the validation part on a device."""
         return TextOnDevice(self.train, device), TextOnDevice(self.validation, device)
 
 
@@ -132,7 +110,7 @@ class TextOnDevice:
 
     Args:
         pieces: The pieces, uint8 of shape (N, context + 1).
-        device: The device that batches are returned on.
+        device: The device on which batches are returned.
     """
 
     def __init__(self, pieces: Pieces, device: torch.device) -> None:
@@ -167,9 +145,6 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
         validation_samples: Number of validation pieces to use, the first of the shuffle; 0 uses
             all.
 
-    Returns:
-        The text in pieces of ``context + 1`` characters.
-
     Raises:
         ValueError: `context` is less than 1, or the text is too short for it or for the numbers of
             samples.
@@ -181,85 +156,70 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
             def prepare(settings):
                 return load_text(context=settings.context)
     """
-    train = _shuffle_pieces(_load_pieces("training", _TRAIN_RANGE, context))
-    validation = _shuffle_pieces(_load_pieces("validation", _VALIDATION_RANGE, context))
-    return TextDataset(
-        _take_first(train, train_samples, "train_samples", context),
-        _take_first(validation, validation_samples, "validation_samples", context),
-    )
+
+    def load_shuffled(part: str, setting: str, count: int) -> Pieces:
+        pieces = _load_pieces(part, context)
+        count = check_count(setting, count, len(pieces), f"{context} characters")
+        return pieces[np.random.default_rng(0).permutation(len(pieces))[:count]]
+
+    train = load_shuffled("training", "train_samples", train_samples)
+    return TextDataset(train, load_shuffled("validation", "validation_samples", validation_samples))
 
 
 def load_test_text(context: int) -> Pieces:
     """Load the test part of the text, which is only for the winner of a search.
 
-    Args:
-        context: Number of characters that a network reads, at least 1.
-
-    Returns:
-        The pieces in the order of the text, uint8 of shape (N, context + 1).
-
-    Raises:
-        ValueError: `context` is less than 1, or the text is too short for it.
-        FileNotFoundError: Python was installed without the source files of its library.
+    The pieces are in the order of the text, uint8 of shape (N, context + 1). Arguments and errors
+    are those of `load_text`.
 
     Example:
         ::
 
             pieces = load_test_text(context=128)
     """
-    return _load_pieces("test", _TEST_RANGE, context).copy()
+    return _load_pieces("test", context).copy()
 
 
-def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
-    """Return the pieces of the files with hashes in the range `part`, as a view."""
+def _load_pieces(part: str, context: int) -> Pieces:
+    """Return the pieces of a part, as a view."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
-    symbols = _encode_text("".join(_read_texts(*part)))
+    symbols = _encode_text(_read_library(part))
     if len(symbols) <= context:
         raise ValueError(
-            f"context must be less than {len(symbols)}, the number of characters of the {name} "
+            f"context must be less than {len(symbols)}, the number of characters of the {part} "
             f"part, got {context}"
         )
     return np.lib.stride_tricks.sliding_window_view(symbols, context + 1)[::context]
 
 
-def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the texts of files with hashes from `start` to below `end`, in their order.
+def _read_library(part: str) -> str:
+    """Return the text of the files of a part, in the order of the hashes of their names.
 
-    Hashes of file names are scaled to 0 to 1. Files that are unreadable or not UTF-8 are left out.
+    Files that are unreadable or not UTF-8 are left out.
     """
-    library = sysconfig.get_path("stdlib")
-    names = _list_files(library)
-    if not names:
+    library = Path(sysconfig.get_path("stdlib"))
+    hashes: list[tuple[float, str]] = []
+    for folder, folders, files in os.walk(str(library)):
+        folders[:] = filter(_is_included, folders)
+        for name in filter(_is_included, files):
+            if name.endswith(".py"):
+                path = Path(folder, name).relative_to(library).as_posix()
+                digest = hashlib.sha256(path.encode()).digest()
+                hashes.append((int.from_bytes(digest[:6], "big") / 2**48, path))
+    if not hashes:
         raise FileNotFoundError(
             f"{library} must hold the *.py files of Python's standard library, got none. Use an "
             "installation of Python that has its library as source files, not as .pyc files or as "
             "a zip file"
         )
-    hashes = sorted(
-        (int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48, name)
-        for name in names
-    )
-    for position, name in hashes:
+    start, end = _RANGES[part]
+    texts = []
+    for position, path in sorted(hashes):
         if start <= position < end:
-            try:
-                yield Path(library, name).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-
-
-def _list_files(library: str) -> list[str]:
-    """Return the names of the files relative to the library, in any order."""
-    names = []
-    for folder, folders, files in os.walk(library):
-        folders[:] = [name for name in folders if _is_included(name)]
-        inside = Path(folder).relative_to(library)
-        names += [
-            (inside / name).as_posix()
-            for name in files
-            if name.endswith(".py") and _is_included(name)
-        ]
-    return names
+            with suppress(OSError, UnicodeDecodeError):
+                texts.append(Path(library, path).read_text(encoding="utf-8"))
+    return "".join(texts)
 
 
 def _is_included(name: str) -> bool:
@@ -271,17 +231,3 @@ def _encode_text(text: str) -> Pieces:
     codes = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), "<u4")
     symbols: Pieces = _SYMBOL_OF_CODE[np.minimum(codes, len(_SYMBOL_OF_CODE) - 1)]
     return symbols
-
-
-def _shuffle_pieces(pieces: Pieces) -> Pieces:
-    shuffled: Pieces = pieces[np.random.default_rng(0).permutation(len(pieces))]
-    return shuffled
-
-
-def _take_first(pieces: Pieces, count: int, setting: str, context: int) -> Pieces:
-    if not 0 <= count <= len(pieces):
-        raise ValueError(
-            f"{setting} must be at most {len(pieces)}, the number of such samples of {context} "
-            f"characters, or 0 for all of them, got {count}"
-        )
-    return pieces[: count or None]

@@ -45,14 +45,8 @@ def make_transformer(
             network = make_transformer(vocabulary=97, context=128, dropout=0.1, **sizes)
             network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
     """
-    sizes = {
-        "vocabulary": vocabulary,
-        "context": context,
-        "depth": depth,
-        "width": width,
-        "heads": heads,
-    }
-    for name, size in sizes.items():
+    sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width}
+    for name, size in {**sizes, "heads": heads}.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
     if width % heads:
@@ -60,10 +54,10 @@ def make_transformer(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
     parts: dict[str, nn.Module] = {"embedding": TokenEmbedding(vocabulary, context, width, dropout)}
-    parts |= {
-        f"block{number}": TransformerBlock(width, heads, dropout) for number in range(1, depth + 1)
-    }
-    parts["head"] = OutputHead(width, vocabulary)
+    for number in range(1, depth + 1):
+        parts[f"block{number}"] = TransformerBlock(width, heads, dropout)
+    head = {"norm": nn.LayerNorm(width), "logits": nn.Linear(width, vocabulary, bias=False)}
+    parts["head"] = nn.Sequential(OrderedDict(head))
     network = nn.Sequential(OrderedDict(parts))
     _initialise_weights(network, depth)
     return network
@@ -137,20 +131,6 @@ class MLP(nn.Module):
         """Return vectors of the same shape."""
         output: torch.Tensor = self.output(F.gelu(self.inputs(vectors)))
         return output
-
-
-class OutputHead(nn.Module):
-    """Map vectors (N, length, width) to logits (N, length, vocabulary)."""
-
-    def __init__(self, width: int, vocabulary: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.logits = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
-        logits: torch.Tensor = self.logits(self.norm(vectors))
-        return logits
 
 
 def _initialise_weights(network: nn.Sequential, depth: int) -> None:

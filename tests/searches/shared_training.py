@@ -40,7 +40,7 @@ class SharedTraining:
         self.train, self.validation = data
         self.masks = DropoutMasks(worker.seed)
         replace_dropout(network, self.masks)
-        self.model = cifar10_resnet.share(network, self.masks, worker, settings)
+        self.model = cifar10_resnet.share(network, worker, settings)
         self.optimizer = make_optimizer(self.model)
         self.scaler = SharedGradScaler(worker.device, settings.precision)
         self.order = torch.Generator().manual_seed(worker.seed)
