@@ -19,6 +19,7 @@ from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import check_space
 from hpo.text_format import format_error
 from hpo.trainer.state_files import (
+    check_weights,
     gather_parts,
     is_state_function,
     read_checkpoint_file,
@@ -26,7 +27,6 @@ from hpo.trainer.state_files import (
     write_state,
     write_weights,
 )
-from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
 # The latest draft of each kind, with the number of earlier reports.

@@ -43,7 +43,7 @@ from hpo.trainer.search_file import BoundSearch
 from hpo.trainer.signals import Cancelled, InterruptHandler, end_if_forked, is_forked
 from hpo.trainer.state_files import read_checkpoint_file
 from hpo.trainer.trainer_group import TrainerGroup
-from hpo.trainer.worker import Worker, WorkerCallbacks
+from hpo.trainer.worker import Worker
 
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
 _CONNECTION_ERRORS = (
@@ -84,12 +84,16 @@ class ObjectiveRunner:
         self._group = group
         self._interrupts = interrupts
         self._request = request
-        self._objective_call = ObjectiveCall(search, request.params)
         rank = request.ticket.rank if request.ticket is not None else group.rank
         self._offers = Offers(is_leader=rank == 0)
-        self._is_over = self._has_failed = self._has_ended = False
-        self._is_reporting = self._is_waiting = False
-        self._start_time = self._noted_at = time.monotonic()
+        self._objective_call = ObjectiveCall(search, request.params, self._offers)
+        self._is_over = False  # The objective must not continue.
+        self._has_failed = False
+        self._has_ended = False
+        self._is_reporting = False
+        self._is_waiting = False  # For the reports of other ranks, or for the leader's answer.
+        self._start_time = time.monotonic()
+        self._noted_at = self._start_time
         self._probe: Probe | None = None
 
     def run(self, load_data: Callable[[], Any], probe: Probe | None) -> bool:
@@ -108,7 +112,14 @@ class ObjectiveRunner:
             return True
         free, warning = joined
         self._send_message("joined", free_memory=free, warning=warning)
-        worker = self._make_worker(load_data)
+        worker = self._group.make_worker(
+            self._request.seed,
+            trial=self._request.trial,
+            _folder=Path(self._request.folder),
+            _offers=self._offers,
+            _load_data=load_data,
+            _report=self._process_report,
+        )
         state = ProcessState()
         self._group.memory.begin_evaluation()
         set_worker(worker)
@@ -138,28 +149,6 @@ class ObjectiveRunner:
             self._group.join(request.ticket)
         self._group.compare_collectives(request.is_compared)
         return self._group.memory.await_free(request.free_memory)
-
-    def _make_worker(self, load_data: Callable[[], Any]) -> Worker:
-        calls = WorkerCallbacks(
-            load_data,
-            self._offers.offer_weights,
-            self._process_report,
-            self._offers.save_checkpoint,
-            self._load_checkpoint,
-            self._load_parent_checkpoint,
-        )
-        worker = self._group.make_worker(self._request.seed, calls)
-        worker.trial = self._request.trial
-        worker._folder = Path(self._request.folder)
-        return worker
-
-    def _load_checkpoint(self) -> Any:
-        state, losses = self._offers.load_checkpoint(self._objective_call.has_loss)
-        self._objective_call.has_loss |= losses > 0
-        return state
-
-    def _load_parent_checkpoint(self) -> Any:
-        return self._offers.load_parent_checkpoint(self._objective_call.has_loss)
 
     # Reports
 
@@ -199,12 +188,12 @@ class ObjectiveRunner:
             )
         with self._interrupts.block_cancellation():
             if not self._is_over:
-                self._check_and_report(loss, metrics, extract_current_frames())
+                self._report_call(loss, metrics, extract_current_frames())
         if self._is_over or self._interrupts.is_cancel_requested:
             raise Cancelled
         self._start_time = time.monotonic()
 
-    def _check_and_report(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> None:
+    def _report_call(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> None:
         try:
             if self._interrupts.is_cancel_requested:  # The objective has caught Cancelled.
                 raise Cancelled
@@ -212,7 +201,7 @@ class ObjectiveRunner:
         except (Cancelled, RuntimeError, TypeError, ValueError) as error:
             self._send_failure(self._make_failed_end(error, frames))
             return
-        self._objective_call.has_loss = True
+        self._offers.has_loss = True
         self._report(report, frames)
 
     def _report(self, report: Loss | None, frames: Frames) -> None:
@@ -397,19 +386,14 @@ def is_connection_error(text: str) -> bool:
 
 
 class ObjectiveCall:
-    """One call of the search file's objective. The first `advance_to_loss` starts it.
+    """One call of the search file's objective. The first `advance_to_loss` starts it."""
 
-    Attributes:
-        has_loss: Whether a loss was yielded or reported.
-        has_ended: Whether the objective has ended.
-    """
-
-    def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
+    def __init__(self, search: BoundSearch, params: Mapping[str, Any], offers: Offers) -> None:
         self._search = search
         self._params = dict(params)
         self.user_frames = UserFrames(search.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
-        self.has_loss = False
+        self._offers = offers
         self.has_ended = False
 
     def advance_to_loss(self, worker: Worker) -> Loss | None:
@@ -426,19 +410,19 @@ class ObjectiveCall:
             result = self._search.file.objective(self._params, worker, *settings)
             if not isinstance(result, GeneratorType):
                 self.has_ended = True
-                return None if self.has_loss else parse_loss(result)
+                return None if self._offers.has_loss else parse_loss(result)
             self._losses = result
         try:
             value = next(self._losses)
         except StopIteration as end:
             self.has_ended = True
-            if self.has_loss:
+            if self._offers.has_loss:
                 return None
             returned = ""
             if end.value is not None:
                 returned = f", but returned {reprlib.repr(end.value)}: it has a yield somewhere"
             raise ValueError(f"the objective yielded no loss{returned}") from None
-        self.has_loss = True
+        self._offers.has_loss = True
         return parse_loss(value)
 
     def call_gather_function(self, function: Callable[[], Any]) -> Any:

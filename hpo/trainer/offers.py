@@ -12,14 +12,15 @@ from hpo.process.messages import ReportAnswer
 from hpo.text_format import format_error
 from hpo.trainer.state_files import (
     Checkpoint,
+    OfferedWeights,
     StateParts,
+    check_weights,
     gather_parts,
     is_state_function,
     split_state,
     write_state,
     write_weights,
 )
-from hpo.trainer.worker import OfferedWeights, check_weights
 
 
 @dataclass
@@ -60,21 +61,25 @@ class Offers:
 
     Only the trainer of the leader copies them. The other trainers help to gather tensors.
 
-    Args:
+    Attributes:
         checkpoint: The checkpoint that the evaluation may resume from; None for a first start.
         parent_checkpoint: The checkpoint of the parent; None without a parent.
+        has_loss: Whether the objective has reported a loss, in this process or before the
+            checkpoint that it has read.
     """
 
     def __init__(
         self,
-        is_leader: bool,
+        is_leader: bool = True,
         checkpoint: Checkpoint | None = None,
         parent_checkpoint: Checkpoint | None = None,
     ) -> None:
         self._is_leader = is_leader
         self.checkpoint = checkpoint
         self.parent_checkpoint = parent_checkpoint
-        self._has_resumed = self._has_loaded_parent = False
+        self.has_loss = False
+        self._has_resumed = False
+        self._has_loaded_parent = False
         self._offered_weights: OfferedWeights | None = None
         self._saved_state: StateParts | Callable[[], Any] | None = None
 
@@ -88,27 +93,25 @@ class Offers:
         """Keep a reference to the state of the next loss, or to a function that returns it."""
         self._saved_state = state if is_state_function(state) else split_state(state)
 
-    def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
-        """Return the state in the checkpoint, and the number of losses before it.
+    def load_checkpoint(self) -> Any:
+        """Return the state in the checkpoint; None without a checkpoint.
 
-        Without a checkpoint, they are None and 0. `has_loss` is whether the evaluation has already
-        reported a loss, in this process or before the checkpoint. Raises RuntimeError if the
-        objective has reported a loss in this process.
+        Raises RuntimeError if the objective has reported a loss in this process.
         """
-        if has_loss and (self.checkpoint is None or not self._has_resumed):
+        if self.has_loss and (self.checkpoint is None or not self._has_resumed):
             raise RuntimeError("worker.checkpoint must be read before the first loss")
         if self.checkpoint is None:
-            return None, 0
+            return None
         self._has_resumed = True
-        return self.checkpoint.load_state(), len(self.checkpoint.metadata.losses)
+        self.has_loss |= bool(self.checkpoint.metadata.losses)
+        return self.checkpoint.load_state()
 
-    def load_parent_checkpoint(self, has_loss: bool) -> Any:
+    def load_parent_checkpoint(self) -> Any:
         """Return the state in the latest checkpoint of the parent; None without a parent.
 
-        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it
-        has.
+        Raises RuntimeError if the objective has reported a loss.
         """
-        if has_loss:
+        if self.has_loss:
             raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
         if self.parent_checkpoint is None:
             return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -26,6 +26,15 @@ from torch import Tensor
 from hpo.store.checkpoints import STATE_PREFIX, CheckpointInfo, parse_checkpoint_info
 from hpo.store.tensors import TensorBytes, read_header, write_file
 from hpo.text_format import format_error
+
+# Weights, or a function that gathers them.
+OfferedWeights = Union[Mapping[str, Tensor], Callable[[], Mapping[str, Tensor]]]
+
+_SHARDED_ERROR = (
+    "offered weights must be whole tensors, and {name!r} is sharded: offer, on all ranks, "
+    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) "
+    "of torch.distributed.checkpoint.state_dict"
+)
 
 _MAX_DEPTH = 100  # The most nested levels of a state.
 _PLAIN_TYPES = (str, int, float, type(None))  # bool is a subclass of int.
@@ -263,6 +272,28 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         is_strided = plain.layout == torch.strided
         tensors[name] = plain.to("cpu").contiguous() if is_strided else plain
     write_tensors(path, tensors, {})
+
+
+def check_weights(weights: Any) -> Mapping[str, Tensor]:
+    """Return the offered weights. Raises TypeError unless they map names to unsharded tensors."""
+    if isinstance(weights, torch.nn.Module):
+        raise TypeError(
+            "offered weights must be a state_dict(), got a network: offer model.state_dict()"
+        )
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            "offered weights must be a dict of tensors by their names, "
+            f"got a {type(weights).__name__}"
+        )
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(
+                "offered weights must be a dict of tensors by their names, "
+                f"got {name!r}: {type(tensor).__name__}"
+            )
+        if _is_sharded(tensor):
+            raise TypeError(_SHARDED_ERROR.format(name=name))
+    return weights
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:

@@ -35,7 +35,7 @@ from hpo.process.messages import GroupTicket
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import DeviceMemory, select_device
 from hpo.trainer.report_exchange import ReportExchange
-from hpo.trainer.worker import Comm, Worker, WorkerCallbacks, seed_torch
+from hpo.trainer.worker import Comm, Worker, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _CONNECT_TIMEOUT = timedelta(minutes=5)
@@ -158,13 +158,16 @@ class TrainerGroup:
         elif self._check is not None:
             self._check.end()
 
-    def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
-        """Make the `Worker` of one evaluation, and seed all random generators with `seed`."""
+    def make_worker(self, seed: int, **evaluation: Any) -> Worker:
+        """Make the `Worker` of one evaluation, and seed all random generators with `seed`.
+
+        `evaluation` has the other fields of the `Worker`.
+        """
         seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         self._is_requested = False
-        return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, calls)
+        return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, **evaluation)
 
     def handle_init(
         self,

@@ -5,24 +5,17 @@ from __future__ import annotations
 import functools
 import operator
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpo.trainer.accelerator import find_accelerator_in_use
-
-# Weights, or a function that gathers them.
-OfferedWeights = Union[Mapping[str, torch.Tensor], Callable[[], Mapping[str, torch.Tensor]]]
-
-_SHARDED_ERROR = (
-    "offered weights must be whole tensors, and {name!r} is sharded: offer, on all ranks, "
-    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) "
-    "of torch.distributed.checkpoint.state_dict"
-)
+from hpo.trainer.offers import Offers
+from hpo.trainer.state_files import OfferedWeights, check_weights, is_state_function
 
 _HEADER_BYTES = 8  # The header of a sent object has its length in bytes.
 
@@ -129,18 +122,6 @@ class Comm:
         return not all(work.is_completed() for work, _ in self._pending_sends)
 
 
-@dataclass(frozen=True)
-class WorkerCallbacks:
-    """Functions that a `Worker` calls when the objective uses its properties and methods."""
-
-    load_data: Callable[[], Any] = lambda: None
-    offer_weights: Callable[[OfferedWeights], object] = lambda _: None
-    report: Callable[[Any, dict[str, Any]], None] = lambda *_: None
-    save_checkpoint: Callable[[Any], object] = lambda _: None
-    load_checkpoint: Callable[[], Any] = lambda: None
-    load_parent_checkpoint: Callable[[], Any] = lambda: None
-
-
 @dataclass(eq=False, repr=False)
 class Worker:
     """The ranks that train one network together, which an objective gets as its second argument.
@@ -175,10 +156,12 @@ class Worker:
     index: int
     """The index of the worker in the run, from 0."""
 
-    _callbacks: WorkerCallbacks
     trial: int = 0
     """The number of the evaluation in the run. A retry has the number of the first attempt."""
     _folder: Path = Path()
+    _offers: Offers = field(default_factory=Offers)
+    _load_data: Callable[[], Any] = lambda: None
+    _report: Callable[[Any, dict[str, Any]], None] = lambda *_: None
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -198,7 +181,7 @@ class Worker:
     @functools.cached_property
     def data(self) -> Any:
         """A private copy of the object that `prepare` returned; None without a `prepare`."""
-        return self._callbacks.load_data()
+        return self._load_data()
 
     @property
     def checkpoint(self) -> Any:
@@ -211,7 +194,7 @@ class Worker:
         Raises:
             RuntimeError: The evaluation has already yielded or reported a loss in this process.
         """
-        return self._callbacks.load_checkpoint()
+        return self._offers.load_checkpoint()
 
     @property
     def parent_checkpoint(self) -> Any:
@@ -227,7 +210,7 @@ class Worker:
         Raises:
             RuntimeError: The evaluation has already yielded or reported a loss.
         """
-        return self._callbacks.load_parent_checkpoint()
+        return self._offers.load_parent_checkpoint()
 
     def save_checkpoint(self, state: Any) -> None:
         """Offer a state as a checkpoint. Call it before you yield or report its loss.
@@ -263,7 +246,7 @@ class Worker:
                     worker.save_checkpoint({"network": network.state_dict(), "epoch": epoch + 1})
                     yield loss
         """
-        self._callbacks.save_checkpoint(state)
+        self._offers.save_checkpoint(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
         """Report a validation loss from code that cannot yield, such as a callback.
@@ -290,7 +273,7 @@ class Worker:
                     loss, accuracy = train_epoch(network)
                     worker.report(loss, accuracy=accuracy)
         """
-        self._callbacks.report(loss, metrics)
+        self._report(loss, metrics)
 
     def offer_weights(self, weights: OfferedWeights) -> None:
         """Offer the network's weights. Call it before you yield or report their loss.
@@ -317,39 +300,9 @@ class Worker:
                 worker.offer_weights(network.state_dict())
                 yield loss
         """
-        if (
-            isinstance(weights, Mapping)
-            or not callable(weights)
-            or isinstance(weights, torch.nn.Module)
-        ):
+        if not is_state_function(weights):
             check_weights(weights)
-        self._callbacks.offer_weights(weights)
-
-
-def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
-    """Return the offered weights. Raises TypeError unless they map names to unsharded tensors."""
-    if isinstance(weights, torch.nn.Module):
-        raise TypeError(
-            "offered weights must be a state_dict(), got a network: offer model.state_dict()"
-        )
-    if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"offered weights must be a dict of tensors by their names, got a {_name_type(weights)}"
-        )
-    for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                "offered weights must be a dict of tensors by their names, "
-                f"got {name!r}: {_name_type(tensor)}"
-            )
-        # This identifies a DTensor without an import of torch.distributed.tensor.
-        if hasattr(tensor, "full_tensor"):
-            raise TypeError(_SHARDED_ERROR.format(name=name))
-    return weights
-
-
-def _name_type(value: object) -> str:
-    return type(value).__name__
+        self._offers.offer_weights(weights)
 
 
 def seed_torch(seed: int) -> None:

@@ -91,7 +91,7 @@ class LeaderHarness:
 
     def resume(self, attempt: Attempt) -> Any:
         """Simulate that the objective reads its checkpoint."""
-        state, _ = self.offers.load_checkpoint(attempt.has_loss)
+        state = self.offers.load_checkpoint()
         attempt.record_ends([RankEnd(0, **self.offers.reads)])
         return state
 

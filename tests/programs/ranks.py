@@ -15,7 +15,6 @@ import torch.distributed as dist
 from hpo.process.linux import end_with_parent
 from hpo.process.messages import GroupTicket
 from hpo.trainer.trainer_group import TrainerGroup
-from hpo.trainer.worker import WorkerCallbacks
 
 SECONDS = 60.0  # for which ranks wait for each other
 
@@ -49,7 +48,7 @@ def _become_rank(rank, size, store, run, seed):
                 "group", rank, size, 0, "gloo", [], str(store), address, SECONDS, environment
             )
         )
-        run(group.make_worker(seed, WorkerCallbacks()))
+        run(group.make_worker(seed))
         dist.destroy_process_group()
         status = 0
     except BaseException:

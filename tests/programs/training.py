@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hpo.trainer.worker import Worker, WorkerCallbacks
+from hpo.trainer.offers import Offers
+from hpo.trainer.worker import Worker
 from search_spaces.digits_cnn import Net, Settings, objective, prepare
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
@@ -66,10 +67,11 @@ def train(first: int, worker: Worker) -> None:
     dist.all_reduce(total)
     network = Net(PARAMS["conv_layers"], PARAMS["activation"])
 
-    def keep(weights):
-        network.load_state_dict(weights)
+    class KeptWeights(Offers):
+        def offer_weights(self, weights):
+            network.load_state_dict(weights)
 
-    worker = replace(worker, _callbacks=WorkerCallbacks(offer_weights=keep))
+    worker = replace(worker, _offers=KeptWeights())
     worker.data = data
 
     def run(settings: Settings, **params: float) -> list[tuple[float, dict[str, float]]]:

@@ -569,22 +569,22 @@ def test_checkpoint_can_be_read_until_next_loss() -> None:
     state = Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {}, 12.5, {"dict": [["epoch", 2]]}), {})
     offers = Offers(True, state, None)
     assert offers.reads["has_resumed"] is False
-    assert (
-        offers.load_checkpoint(has_loss=False)
-        == offers.load_checkpoint(has_loss=True)
-        == ({"epoch": 2}, 2)
-    )
+    assert offers.load_checkpoint() == {"epoch": 2}
+    assert offers.has_loss, "the losses before the checkpoint count"
+    assert offers.load_checkpoint() == {"epoch": 2}
     assert offers.reads["has_resumed"] is True
     copy_offers(offers, keeps_weights=False, saves_checkpoint=False)
     with pytest.raises(
         RuntimeError, match=r"worker\.checkpoint must be read before the first loss"
     ):
-        offers.load_checkpoint(has_loss=True)
+        offers.load_checkpoint()
     with pytest.raises(
         RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"
     ):
-        offers.load_parent_checkpoint(has_loss=True)
+        offers.load_parent_checkpoint()
+    offers = Offers(True, state, None)
+    offers.has_loss = True
     with pytest.raises(
         RuntimeError, match=r"worker\.checkpoint must be read before the first loss"
     ):
-        Offers(True, state, None).load_checkpoint(has_loss=True)
+        offers.load_checkpoint()
