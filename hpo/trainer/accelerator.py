@@ -50,6 +50,15 @@ def find_devices() -> dict[str, Any]:
         warnings.simplefilter("ignore")
         if kind is None or not torch.accelerator.is_available():
             return {"ids": [], "problem": _explain_absence(kind).rstrip(".")}
+    variables = []
+    if kind.type == "xpu":
+        variables = ["ZE_AFFINITY_MASK"]
+    elif kind.type == "cuda":
+        variables = ["CUDA_VISIBLE_DEVICES"]
+        if torch.version.hip:
+            # With ROCm, both have the same meaning. Their indices count in the list of
+            # ROCR_VISIBLE_DEVICES.
+            variables.insert(0, "HIP_VISIBLE_DEVICES")
     module = torch.get_device_module(kind)
     ids = []
     names = []
@@ -61,19 +70,9 @@ def find_devices() -> dict[str, Any]:
         "ids": ids,
         "names": names,
         "backend": dist.get_default_backend_for_device(kind),
-        "variables": _list_variables(kind),
+        "variables": variables,
         "problem": "",
     }
-
-
-def _list_variables(kind: torch.device) -> list[str]:
-    if kind.type == "xpu":
-        return ["ZE_AFFINITY_MASK"]
-    if kind.type != "cuda":
-        return []
-    # With ROCm, both have the same meaning. Their indices count in the list of
-    # ROCR_VISIBLE_DEVICES.
-    return [*(["HIP_VISIBLE_DEVICES"] if torch.version.hip else []), "CUDA_VISIBLE_DEVICES"]
 
 
 def _explain_absence(kind: torch.device | None) -> str:

@@ -36,7 +36,12 @@ def run_test(
         assert search.file.test is not None
         result = search.file.test(dict(params), weights.state, *search.copy_settings())
         metrics, samples = result if isinstance(result, tuple) else (result, ())
-        finite = {str(name): _to_finite(name, value) for name, value in dict(metrics).items()}
+        finite = {}
+        for name, metric in dict(metrics).items():
+            value = metric.item() if hasattr(metric, "item") else metric
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"the test metric {name!r} must be a finite number, got {value!r}")
+            finite[str(name)] = float(value)
         yield {"kind": "metrics", "metrics": finite}
         yield {"kind": "samples", **_encode_samples(samples)}
     except (Exception, SystemExit) as error:
@@ -46,21 +51,25 @@ def run_test(
         yield {"kind": "failure", "text": text}
 
 
-def _to_finite(name: object, value: object) -> float:
-    value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"the test metric {name!r} must be a finite number, got {value!r}")
-    return float(value)
-
-
 def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
-    """Return the first predictions and the first texts of the samples as JSON data."""
+    """Return the first predictions and texts as JSON data, with images as data URLs of PNGs."""
     predictions: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
     for sample in samples:
         if isinstance(sample, Prediction):
             if len(predictions) < MOST_PREDICTIONS:
-                predictions.append(_encode_prediction(sample))
+                from PIL import Image
+
+                file = io.BytesIO()
+                Image.fromarray(sample.image).save(file, "PNG")
+                data = {
+                    "image": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+                    "label": str(sample.label),
+                    "predicted": str(sample.predicted),
+                    "confidence": float(sample.confidence),
+                    "wrong": not sample.is_correct,
+                }
+                predictions.append(data)
         elif isinstance(sample, TextSample):
             if len(texts) < MOST_TEXTS:
                 texts.append(shorten_text(sample.prompt, sample.text))
@@ -70,18 +79,3 @@ def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
                 f"got {format_repr(sample)}"
             )
     return {"predictions": predictions, "texts": texts}
-
-
-def _encode_prediction(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as JSON data, with its image as the data URL of a PNG."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(prediction.image).save(file, "PNG")
-    return {
-        "image": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
-        "label": str(prediction.label),
-        "predicted": str(prediction.predicted),
-        "confidence": float(prediction.confidence),
-        "wrong": not prediction.is_correct,
-    }

@@ -124,12 +124,20 @@ class ObjectiveRunner:
         self._group.memory.begin_evaluation()
         set_worker(worker)
         while not self._is_over:
-            self._advance(worker)
+            result = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
+            if isinstance(result, ObjectiveEnd):
+                if not self._is_over:
+                    self._send_failure(result)
+            elif not self._is_over:
+                self._report(result, self._objective_call.list_frames())
         if not self._has_failed:
             # The supervisors agree on the end while this process restores its state. They wait for
             # "idle" with a limit, since code of the user runs when a generator is closed.
             self._send_message("end", **vars(ObjectiveEnd(**self._offers.reads)))
-        self._close_objective()
+        try:
+            self._objective_call.close()  # It may not have ended by itself.
+        except BaseException as error:
+            _log_error(error)
         set_worker(None)
         self._has_ended = True
         return state.restore()
@@ -151,16 +159,6 @@ class ObjectiveRunner:
         return self._group.memory.await_free(request.free_memory)
 
     # Reports
-
-    def _advance(self, worker: Worker) -> None:
-        """Run the objective to its next yield, or to its end, and report it."""
-        result = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
-        if self._is_over:
-            return
-        if isinstance(result, ObjectiveEnd):
-            self._send_failure(result)
-        else:
-            self._report(result, self._objective_call.list_frames())
 
     def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Report a loss that the objective passes to `worker.report`.
@@ -226,32 +224,7 @@ class ObjectiveRunner:
         """
         exchange = self._group.exchange
         answer = None
-        self._is_waiting = True
-        with self._interrupts.allow_cancellation():
-            parts = exchange.collect(self._make_part(report, frames))
-        if parts is not None:
-            answer = self._ask_leader(parts, report)
-        with self._interrupts.allow_cancellation():
-            answer = exchange.broadcast(answer)
-            self._is_waiting = False
-            self._offers.gather(self._objective_call.call_gather_function, answer)
-        if parts is not None:
-            self._send_copies(answer)
-        self._is_over = not answer.continues
-        self._note_progress()
-        if report is not None:
-            self._offers.forget_read_checkpoints()
-            if self._probe is not None:
-                self._probe.record_loss()
-
-    def _note_progress(self) -> None:
-        """Show the supervisor, at most five times per second, that the objective continues."""
-        if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
-            self._noted_at = time.monotonic()
-            self._send_message("reported")
-
-    def _make_part(self, report: Loss | None, frames: Frames) -> ReportPart:
-        return ReportPart(
+        part = ReportPart(
             self._group.rank,
             loss=None if report is None else report[0],
             position=self._objective_call.user_frames.find_position(frames),
@@ -259,6 +232,28 @@ class ObjectiveRunner:
             gathers_weights=self._offers.gathers_weights,
             gathers_checkpoint=self._offers.gathers_checkpoint,
         )
+        self._is_waiting = True
+        with self._interrupts.allow_cancellation():
+            parts = exchange.collect(part)
+        if parts is not None:
+            answer = self._ask_leader(parts, report)
+        with self._interrupts.allow_cancellation():
+            answer = exchange.broadcast(answer)
+            self._is_waiting = False
+            self._offers.gather(self._objective_call.call_gather_function, answer)
+        if parts is not None and (answer.keeps_weights or answer.saves_checkpoint):
+            copies = self._offers.copy(answer)
+            self._send_message("kept", copies.descriptors, kinds=copies.kinds, errors=copies.errors)
+            copies.close()
+        self._is_over = not answer.continues
+        # The supervisor is shown that the objective continues.
+        if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
+            self._noted_at = time.monotonic()
+            self._send_message("reported")
+        if report is not None:
+            self._offers.forget_read_checkpoints()
+            if self._probe is not None:
+                self._probe.record_loss()
 
     def _ask_leader(self, parts: Sequence[ReportPart], report: Loss | None) -> ReportAnswer:
         """Send a report to the leader, and return its answer, on rank 0.
@@ -280,13 +275,6 @@ class ObjectiveRunner:
         self._send_message("report", **vars(content))
         return self._receive_answer()
 
-    def _send_copies(self, answer: ReportAnswer) -> None:
-        """Send the leader copies of the weights and the checkpoint that it has requested."""
-        if answer.keeps_weights or answer.saves_checkpoint:
-            copies = self._offers.copy(answer)
-            self._send_message("kept", copies.descriptors, kinds=copies.kinds, errors=copies.errors)
-            copies.close()
-
     # The end of the objective
 
     def _send_failure(self, end: ObjectiveEnd) -> None:
@@ -305,16 +293,22 @@ class ObjectiveRunner:
             )
         place = self._objective_call.user_frames.find_position(frames)
         if self._probe is not None:
-            self._probe.trace.failures = _list_messages(error)
+            self._probe.trace.failures = []
+            cause: BaseException | None = error
+            while cause is not None and len(self._probe.trace.failures) < _MAX_MESSAGES:
+                self._probe.trace.failures.append(format_error(cause))
+                cause = cause.__cause__ or cause.__context__
             self._probe.trace.place = place
         end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
         is_early_closure = (
             _TIMEOUT_CLOSURE in (end.failure or "")
             and seconds < self._group.timeout.total_seconds()
         )
+        # Not str(error), which is code of the user for a class of theirs, and may fail.
+        message = str(error.args[0]) if isinstance(error, ValueError) and error.args else ""
         return replace(
             end,
-            diverged=_has_diverged(error),
+            diverged=message.startswith(_NOT_FINITE_PREFIX),
             echo=end.echo or is_early_closure,
             seconds=seconds,
             place=place,
@@ -337,13 +331,6 @@ class ObjectiveRunner:
             return ObjectiveEnd()
         end_if_forked()
         return result
-
-    def _close_objective(self) -> None:
-        """End an objective that has not ended by itself, and log its exception, if any."""
-        try:
-            self._objective_call.close()
-        except BaseException as error:
-            _log_error(error)
 
     # Messages
 
@@ -480,23 +467,14 @@ def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
         raise TypeError(f"the loss of worker.report must be a number, got {reprlib.repr(loss)}")
     if not math.isfinite(plain):
         raise ValueError(f"{_NOT_FINITE_PREFIX} {float(plain)}")
-    numbers = {str(name): _to_number(name, metric) for name, metric in metrics.items()}
-    return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
-
-
-def _has_diverged(error: BaseException) -> bool:
-    """Return whether an error means that a loss is not finite."""
-    if not isinstance(error, ValueError) or not error.args:
-        return False
-    # Not str(error), which is code of the user for a class of theirs, and may fail.
-    return str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
-
-
-def _to_number(name: object, metric: Any) -> float:
-    plain = _unwrap_scalar(metric)
-    if not isinstance(plain, Real):
-        raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
-    return float(plain)
+    finite = {}
+    for name, metric in metrics.items():
+        number = _unwrap_scalar(metric)
+        if not isinstance(number, Real):
+            raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
+        if math.isfinite(number):
+            finite[str(name)] = float(number)
+    return float(plain), finite
 
 
 def _unwrap_scalar(value: Any) -> Any:
@@ -509,15 +487,6 @@ def _unwrap_scalar(value: Any) -> Any:
         return value
     count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
     return value.item() if count == 1 else value
-
-
-def _list_messages(error: BaseException | None) -> list[str]:
-    """Return the messages of an exception and of its causes and contexts."""
-    messages: list[str] = []
-    while error is not None and len(messages) < _MAX_MESSAGES:
-        messages.append(format_error(error))
-        error = error.__cause__ or error.__context__
-    return messages
 
 
 def _flush_streams() -> None:

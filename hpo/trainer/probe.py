@@ -70,8 +70,16 @@ class Probe:
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward),
         ]
-        _choose_reproducible_kernels()
-        _reset_peak_memory()
+        # By default, cuDNN rounds to TF32, so that the losses of 1 and 2 ranks differ by more than
+        # the tolerance of a check.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+        if find_accelerator_in_use() is not None:  # Before that, no statistics exist.
+            for index in range(torch.accelerator.device_count()):
+                torch.accelerator.reset_peak_memory_stats(index)
+        # Without Linux or permission, the peak is that of the whole process.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
         self._start_time = time.monotonic()
         return self
 
@@ -175,7 +183,10 @@ class Probe:
             _is_independent_of_ranks(layer) for layer in module.modules()
         )
         if has_drawn and not is_known:
-            _increment(self.trace.random_layers, _name_innermost_network(module))
+            network = module
+            while isinstance(inner := getattr(network, "module", None), nn.Module):
+                network = inner
+            _increment(self.trace.random_layers, type(network).__name__)
 
     def _record_network(self, module: nn.Module, trains: bool) -> None:
         """Record a fingerprint of a network, unless it has one of this step and value of `trains`.
@@ -206,9 +217,11 @@ class Probe:
         """Record the parameter names and layers of a network when it is first trained."""
         self._known_modules.update(map(id, module.modules()))
         named = list(module.named_parameters())
-        self._parameter_names.update(
-            (id(parameter), _strip_wrapper_prefixes(name)) for name, parameter in named
-        )
+        for name, parameter in named:
+            for wrapper in _WRAPPER_PREFIXES:
+                if name.startswith(wrapper):
+                    name = name.replace(wrapper, "")
+            self._parameter_names[id(parameter)] = name
         if named:
             self._networks.append(weakref.ref(module))
         for layer in module.modules():
@@ -237,32 +250,20 @@ def _list_optimizer_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def _compute_fingerprint(tensors: Sequence[torch.Tensor | None]) -> list[list[float]]:
-    return [_compute_fingerprint_pair(tensor) for tensor in tensors]
-
-
-def _compute_fingerprint_pair(tensor: torch.Tensor | None) -> list[float]:
-    if tensor is None:
-        return [0.0, 0.0]
-    values: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if values.is_sparse:
-        values = values.coalesce().values()
-    if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
-    values = values.detach().flatten().double()
-    fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
-    return [values.norm().item(), values.dot(fixed).item()]
-
-
-def _strip_wrapper_prefixes(name: str) -> str:
-    for wrapper in _WRAPPER_PREFIXES:
-        name = name.replace(wrapper, "") if name.startswith(wrapper) else name
-    return name
-
-
-def _name_innermost_network(network: nn.Module) -> str:
-    while isinstance(inner := getattr(network, "module", None), nn.Module):
-        network = inner
-    return type(network).__name__
+    fingerprint = []
+    for tensor in tensors:
+        if tensor is None:
+            fingerprint.append([0.0, 0.0])
+            continue
+        values: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if values.is_sparse:
+            values = values.coalesce().values()
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        values = values.detach().flatten().double()
+        fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
+        fingerprint.append([values.norm().item(), values.dot(fixed).item()])
+    return fingerprint
 
 
 def _get_random_states() -> list[torch.Tensor]:
@@ -298,26 +299,8 @@ def _hash_samples(batch: object) -> list[str]:
     return [hashlib.blake2b(row, digest_size=_HASH_BYTES).hexdigest() for row in chosen]
 
 
-def _choose_reproducible_kernels() -> None:
-    """Let cuDNN compute convolutions in float32 and in a fixed order, by default.
-
-    By default, it rounds to TF32, so that the losses of 1 and 2 ranks differ by more than the
-    tolerance of a check.
-    """
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-
-
-def _reset_peak_memory() -> None:
-    if find_accelerator_in_use() is not None:  # Before that, no statistics exist.
-        for index in range(torch.accelerator.device_count()):
-            torch.accelerator.reset_peak_memory_stats(index)
-    with suppress(OSError):  # Without Linux or permission, the peak is that of the whole process.
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _read_peak_memory() -> int:
-    """Return the peak in bytes since `_reset_peak_memory`: of a used device, or resident memory."""
+    """Return the peak in bytes since the probe began: of a used device, or resident memory."""
     if find_accelerator_in_use() is not None:
         devices = range(torch.accelerator.device_count())
         return max(map(torch.accelerator.max_memory_reserved, devices))

@@ -33,40 +33,23 @@ def _set_device(device: torch.device) -> None:
     torch.set_default_device(device if device.type != "cpu" else None)
 
 
-def _get_deterministic() -> tuple[bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _set_deterministic(before: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _make_attribute_functions(path: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return two functions that read and set an attribute of `torch.backends`."""
+def _make_attribute_functions(
+    owner: Any, path: str
+) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return two functions that read and set an attribute; `path` may have dots."""
     parents, _, name = path.rpartition(".")
-    owner = operator.attrgetter(parents)(torch.backends) if parents else torch.backends
+    if parents:
+        owner = operator.attrgetter(parents)(owner)
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-def _set_sdp(before: tuple[bool, ...]) -> None:
-    for enable, is_enabled in zip(_SDP_SWITCHES.values(), before, strict=True):
-        enable(is_enabled)
-
-
-def _get_sdp() -> tuple[bool, ...]:
-    return tuple(is_enabled() for is_enabled in _SDP_SWITCHES)
-
-
 # The kernels of scaled dot product attention: functions that read and set whether each may be used.
-_SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
-    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
-    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
-    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
-    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
-}
+_SDP_SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+]
 # An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv".
 # Parents come first.
 _BACKEND_ATTRIBUTES = (
@@ -86,14 +69,6 @@ def _set_environment(before: dict[str, str]) -> None:
     for name, value in before.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _get_streams() -> tuple[Any, Any, Any]:
-    return sys.stdin, sys.stdout, sys.stderr
-
-
-def _set_streams(before: tuple[Any, Any, Any]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = before
 
 
 def _make_list_functions(
@@ -116,7 +91,7 @@ def _make_list_functions(
 # The functions that read and set each part of the state.
 _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (lambda: dict(os.environ), _set_environment),
-    (_get_streams, _set_streams),
+    *(_make_attribute_functions(sys, name) for name in ("stdin", "stdout", "stderr")),
     _make_list_functions(sys, "path"),
     _make_list_functions(warnings, "filters"),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
@@ -132,9 +107,15 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     # The older interface for the same precisions. If an objective uses both, it cannot be read, but
     # can be set.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *map(_make_attribute_functions, _BACKEND_ATTRIBUTES),
-    (_get_sdp, _set_sdp),
-    (_get_deterministic, _set_deterministic),
+    *(_make_attribute_functions(torch.backends, name) for name in _BACKEND_ATTRIBUTES),
+    *_SDP_SWITCHES,
+    (
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
+    ),
 ]
 
 
@@ -147,8 +128,11 @@ class ProcessState:
     """
 
     def __init__(self) -> None:
-        self._folder = _get_working_directory()
-        self._mask = _get_umask()
+        self._folder: Path | None = None
+        with suppress(OSError):  # The directory may have been removed.
+            self._folder = Path.cwd()
+        self._mask = os.umask(0o077)
+        os.umask(self._mask)
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._values = [_read_value(get_value) for get_value, _ in _PROCESS_STATES]
 
@@ -162,8 +146,11 @@ class ProcessState:
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
         is_restored = True
-        for functions, value in zip(_PROCESS_STATES, self._values, strict=True):
-            is_restored &= _restore_value(*functions, value)
+        for (get_value, set_value), value in zip(_PROCESS_STATES, self._values, strict=True):
+            if value is not _UNREADABLE and _read_value(get_value) != value:
+                with suppress(Exception):
+                    set_value(value)
+                is_restored &= bool(_read_value(get_value) in (value, _UNREADABLE))
         os.umask(self._mask)
         if self._folder is not None:
             with suppress(OSError):  # The directory may have been removed.
@@ -181,26 +168,3 @@ def _read_value(get_value: Callable[[], Any]) -> Any:
     # It is not restored, since an import of the search file has made it unreadable.
     except Exception:
         return _UNREADABLE
-
-
-def _restore_value(
-    get_value: Callable[[], Any], set_value: Callable[[Any], object], value: Any
-) -> bool:
-    """Set a value if it has changed, and return whether it has its former value now."""
-    if value is _UNREADABLE or _read_value(get_value) == value:
-        return True
-    with suppress(Exception):
-        set_value(value)
-    return bool(_read_value(get_value) in (value, _UNREADABLE))
-
-
-def _get_working_directory() -> Path | None:
-    with suppress(OSError):
-        return Path.cwd()
-    return None
-
-
-def _get_umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -74,7 +74,12 @@ class ProgramRunner:
         `probe` observes the program for `hpo check`.
         """
         os.environ.update(environment)
-        _reset_process()
+        # Forked processes would draw the same numbers, for example for batches and names of files.
+        random.seed()
+        np.random.seed()
+        torch.seed()
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)
         self._interrupts.begin_evaluation()
         self._channel.send("joined")
         end, status = self._run_to_end()
@@ -97,7 +102,12 @@ class ProgramRunner:
         status = 0
         try:
             with self._interrupts.allow_cancellation():
-                _execute_program(self._command, self._source)
+                if self._command[0] == "-m":
+                    _run_module(self._command[1], self._command[2:])
+                elif self._location.suffix == ".py":
+                    _run_script(Path(self._command[0]), self._command[1:], self._source)
+                else:
+                    _run_command(self._command)
         except BaseException as error:
             end_if_forked(error)
             if status := _compute_exit_status(error):
@@ -146,17 +156,13 @@ class ProgramRunner:
             reason = f"{self._name} ended with status {_compute_exit_status(error)}"
             return replace(end, failure=reason, is_status=True, ends_trainer=True)
         if not isinstance(error, Cancelled):
-            traceback.print_exception(type(error), error, self._trim_traceback(error.__traceback__))
+            begin = error.__traceback__
+            while begin is not None and begin.tb_frame.f_globals.get("__name__") != "__main__":
+                begin = begin.tb_next  # The printed part begins in the script.
+            traceback.print_exception(type(error), error, begin or error.__traceback__)
         return replace(
             end, place=UserFrames(self._location).find_position(frames), ends_trainer=True
         )
-
-    def _trim_traceback(self, traceback_object: Any) -> Any:
-        """Return the part of a traceback that begins in the script."""
-        begin = traceback_object
-        while begin is not None and begin.tb_frame.f_globals.get("__name__") != "__main__":
-            begin = begin.tb_next
-        return begin or traceback_object
 
 
 def _compute_exit_status(error: BaseException) -> int:
@@ -175,16 +181,6 @@ class ExitStatusError(Exception):
         self.is_abort = is_abort
 
 
-def _reset_process() -> None:
-    """Draw new seeds for the random generators, and reset logging, before a program runs."""
-    # Forked processes would draw the same numbers, for example for batches and names of files.
-    random.seed()
-    np.random.seed()
-    torch.seed()
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
-
-
 def _end_process() -> None:
     """Wait for threads, call the functions of atexit, and flush files, as Python does at exit."""
     threading._shutdown()  # type: ignore[attr-defined]
@@ -193,23 +189,6 @@ def _end_process() -> None:
         with suppress(Exception):
             if isinstance(file, (io.TextIOWrapper, io.BufferedWriter)):
                 file.flush()
-
-
-def _execute_program(command: Sequence[str], source: bytes | None) -> None:
-    """Run a program to its end.
-
-    Raises the exceptions of the program, and ExitStatusError if a command fails.
-
-    Args:
-        command: A Python script, or "-m" and a module, or another command; then its arguments.
-        source: The content of the Python script; None to read the script from its file.
-    """
-    if command[0] == "-m":
-        _run_module(command[1], command[2:])
-    elif Path(command[0]).suffix == ".py":
-        _run_script(Path(command[0]), command[1:], source)
-    else:
-        _run_command(command)
 
 
 def _run_script(path: Path, arguments: Sequence[str], source: bytes | None) -> None:

@@ -72,7 +72,11 @@ class ReportExchange:
         self._peers: list[Channel] = []
         try:
             if rank > 0:
-                self._peers = [_connect(store, rank, connect_timeout)]
+                host, port, token = json.loads(store.get(_KEY))
+                self._peers = [
+                    _make_channel(socket.create_connection((host, port), connect_timeout))
+                ]
+                self._peers[0].send("hello", rank=rank, token=token)
             elif size > 1:
                 self._peers = _accept_peers(store, size, address, connect_timeout)
         except (OSError, ChannelClosed, ValueError) as error:
@@ -144,13 +148,6 @@ def _accept_peers(store: Store, size: int, address: str, timeout: float) -> list
     return [peers[rank] for rank in sorted(peers)]
 
 
-def _connect(store: Store, rank: int, timeout: float) -> Channel:
-    address, port, token = json.loads(store.get(_KEY))
-    channel = _make_channel(socket.create_connection((address, port), timeout))
-    channel.send("hello", rank=rank, token=token)
-    return channel
-
-
 def _make_channel(connection: socket.socket) -> Channel:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Channel(connection)
@@ -161,36 +158,28 @@ def find_difference(parts: Sequence[ReportPart]) -> str:
     losses = [part.loss for part in parts if part.loss is not None]
     if not losses:
         return ""
+    yielded = ["ended" if part.loss is None else part.loss for part in parts]
+    described = _describe_parts(parts, yielded)
     if len(losses) < len(parts):
-        return f"the ranks do not yield equally many losses: {_describe_losses(parts)}"
+        return f"the ranks do not yield equally many losses: {described}"
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
-        described = _describe_losses(parts)
         return f"the ranks yielded different losses: {described}; all_reduce it, for example"
-    gathering = [part.gathers_weights for part in parts]
-    if len(set(gathering)) > 1:
-        action = "offered a function, which all of them have to call"
-        return f"not all ranks {action}: {_describe_actions(parts, gathering)}"
-    gathering = [part.gathers_checkpoint for part in parts]
-    if len(set(gathering)) > 1:
-        action = "saved a function, or sharded tensors, which all of them have to gather"
-        return f"not all ranks {action}: {_describe_actions(parts, gathering)}"
+    actions = {
+        "gathers_weights": "offered a function, which all of them have to call",
+        "gathers_checkpoint": "saved a function, or sharded tensors, which all of them have to "
+        "gather",
+    }
+    for name, action in actions.items():
+        acted = [getattr(part, name) for part in parts]
+        if len(set(acted)) > 1:
+            described = _describe_parts(parts, ["did" if has else "did not" for has in acted])
+            return f"not all ranks {action}: {described}"
     return ""
 
 
-def _describe_losses(parts: Sequence[ReportPart]) -> str:
+def _describe_parts(parts: Sequence[ReportPart], actions: Sequence[object]) -> str:
+    """Return what each rank has done, and where."""
     return ", ".join(
-        f"rank {part.rank} {'ended' if part.loss is None else part.loss}{_describe_position(part)}"
-        for part in parts
+        f"rank {part.rank} {action}" + (f" at {part.position}" if part.position else "")
+        for part, action in zip(parts, actions, strict=True)
     )
-
-
-def _describe_actions(parts: Sequence[ReportPart], actions: Sequence[bool]) -> str:
-    pairs = zip(parts, actions, strict=True)
-    return ", ".join(
-        f"rank {part.rank} {'did' if has_acted else 'did not'}{_describe_position(part)}"
-        for part, has_acted in pairs
-    )
-
-
-def _describe_position(part: ReportPart) -> str:
-    return f" at {part.position}" if part.position else ""

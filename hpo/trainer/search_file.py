@@ -192,9 +192,11 @@ class BoundSearch:
     def values(self) -> dict[str, Any]:
         """The values of the settings as JSON data. Others, such as NaN, are texts."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
-        return {
-            name: value if _is_json_value(value) else str(value) for name, value in values.items()
-        }
+        for name, value in values.items():
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            if not isinstance(value, (int, float, str, type(None))) or not is_finite:
+                values[name] = str(value)
+        return values
 
     def copy_settings(self) -> tuple[Any, ...]:
         """Return the last arguments of the user's functions: a copy of the settings, or nothing."""
@@ -316,12 +318,6 @@ def _describe_missing(name: str, value: object, kind: str) -> str:
     return f"has no `{name}`" if value is None else f"`{name}` must be {kind}, not {value!r}"
 
 
-def _is_json_value(value: object) -> bool:
-    return isinstance(value, (int, str, type(None))) or (
-        isinstance(value, float) and math.isfinite(value)
-    )
-
-
 def _parse_value(text: str, kind: Any) -> Any:
     """Convert the text of a setting to the type `kind`.
 
@@ -379,7 +375,11 @@ def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     # The file can import modules next to it, as a script can.
     sys.path.insert(0, str(location.parent))
     sys.meta_path.insert(0, _NamesakeFinder(location))
-    _register_pickle_by_value(module)
+    # cloudpickle, which joblib and dask use, sends the classes of the file by value, since other
+    # processes cannot import the file by name.
+    sys.meta_path.insert(0, _CloudpickleFinder(module))
+    for name in _PICKLER_MODULES & sys.modules.keys():
+        sys.modules[name].register_pickle_by_value(module)
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -394,16 +394,6 @@ def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
         hint = f" ({found})" if (found := find_hint(error)) else ""
         raise UsageError(f"{path} could not be imported:\n{text}{hint}") from error
     return module
-
-
-def _register_pickle_by_value(module: ModuleType) -> None:
-    """Let cloudpickle, which joblib and dask use, send the classes of a search file by value.
-
-    Other processes cannot import the file by name.
-    """
-    sys.meta_path.insert(0, _CloudpickleFinder(module))
-    for name in _PICKLER_MODULES & sys.modules.keys():
-        sys.modules[name].register_pickle_by_value(module)
 
 
 class _CloudpickleFinder(MetaPathFinder):

@@ -33,7 +33,7 @@ def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
     _trainer_pid = os.getpid()
     for number in ignored:
         # Programs would inherit SIG_IGN, but do not inherit a handler.
-        signal.signal(number, _ignore_signal)
+        signal.signal(number, lambda *_: None)
     # Blocked signals are not lost if they arrive before a forked process has reset the handler.
     masks = threading.local()
 
@@ -51,10 +51,6 @@ def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
     os.register_at_fork(
         before=block_signals, after_in_parent=restore_mask, after_in_child=reset_handlers
     )
-
-
-def _ignore_signal(*_: object) -> None:
-    pass
 
 
 def is_forked() -> bool:

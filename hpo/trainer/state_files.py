@@ -137,7 +137,12 @@ def _make_tree(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
     if isinstance(state, Mapping):
         return _make_mapping_tree(state, leaf, *place)
     if isinstance(state, (list, tuple)):
-        return _make_sequence_tree(state, leaf, *place)
+        items = [_make_tree(value, leaf, *place, index) for index, value in enumerate(state)]
+        if isinstance(state, tuple) and hasattr(state, "_fields"):
+            cls = type(state)
+            fields = list(state._fields)
+            return {"namedtuple": [cls.__module__, cls.__qualname__, fields, {"list": items}]}
+        return {_find_kind(state, _SEQUENCES, "list"): items}
     raise TypeError(
         "a saved state must be dicts and lists of tensors, numbers, texts, booleans and None, "
         f"as state_dict() returns, got {_describe_value(state)}{_format_position(place)}"
@@ -160,15 +165,6 @@ def _make_mapping_tree(state: Mapping[Any, Any], leaf: Callable[[Any], Any], *pl
     if isinstance(state, defaultdict):
         return {"defaultdict": [_name_factory(state, place), {"dict": pairs}]}
     return {_find_kind(state, _MAPPINGS, "dict"): pairs}
-
-
-def _make_sequence_tree(state: Sequence[Any], leaf: Callable[[Any], Any], *place: Any) -> Any:
-    items = [_make_tree(value, leaf, *place, index) for index, value in enumerate(state)]
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        cls = type(state)
-        fields = list(state._fields)
-        return {"namedtuple": [cls.__module__, cls.__qualname__, fields, {"list": items}]}
-    return {_find_kind(state, _SEQUENCES, "list"): items}
 
 
 def _find_kind(value: Any, kinds: dict[str, Any], default: str) -> str:
@@ -198,8 +194,9 @@ def _format_position(place: Sequence[Any]) -> str:
 def _describe_value(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, Tensor):
-        why = "on no device" if value.is_meta else "quantized" if value.is_quantized else "sparse"
-        return f"a {kind} that is {why}"
+        if value.is_meta:
+            return f"a {kind} that is on no device"
+        return f"a {kind} that is {'quantized' if value.is_quantized else 'sparse'}"
     if hasattr(value, "state_dict"):
         return f"the {kind} itself: save its state_dict()"
     return f"a {kind}"
@@ -267,10 +264,9 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write whole tensors by name, without flushing them to disk."""
     tensors = {}
     for name, tensor in weights.items():
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        # `write_tensors` explains why it cannot write a sparse tensor.
-        is_strided = plain.layout == torch.strided
-        tensors[name] = plain.to("cpu").contiguous() if is_strided else plain
+        tensors[name] = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.layout == torch.strided:  # `write_tensors` explains why others are not written.
+            tensors[name] = tensors[name].to("cpu").contiguous()
     write_tensors(path, tensors, {})
 
 

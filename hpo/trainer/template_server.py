@@ -89,9 +89,17 @@ class TemplateServer:
             if self._wakeup_reader in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wakeup_reader, 4096)
-                self._reap_trainers()
+                with suppress(ChildProcessError):
+                    while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                        self._reap_trainer(ended.si_pid)
             if self._listener in ready:
-                self._accept_connection()
+                connection, _ = self._listener.accept()
+                size = _CREDENTIALS.size
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                if _CREDENTIALS.unpack(peer)[1] == os.getuid():
+                    self._channels.append(Channel(connection))
+                else:
+                    connection.close()
             for channel in [channel for channel in self._channels if channel in ready]:
                 try:
                     while (message := channel.receive(0)) is not None:
@@ -105,14 +113,6 @@ class TemplateServer:
         if self._search is None or self._is_cold or self._has_preloaded:
             return False
         return self._has_forked or self._search.load_file().prepare is None
-
-    def _accept_connection(self) -> None:
-        connection, _ = self._listener.accept()
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(peer)[1] == os.getuid():
-            self._channels.append(Channel(connection))
-        else:
-            connection.close()
 
     def _drop_connection(self, channel: Channel) -> None:
         """Close the connection to a rank, and kill the trainers of this rank."""
@@ -149,8 +149,13 @@ class TemplateServer:
         values = self._search.load().values
         self._foreign_children = set(find_children(os.getpid()))
         unsafe = find_fork_hazard()
-        if not unsafe:
-            self._import_packages(channel)
+        file = self._search.load_file()
+        if not unsafe and file.program is not None:
+            for package in import_packages(file.program, file.program_source, self._skipped):
+                if hazard := find_fork_hazard():
+                    # The new process imports the other packages, and answers this request.
+                    self._skipped[package] = hazard
+                    self._restart_process(channel, is_cold=False)
         gc.freeze()
         channel.send("answer", values=values, unsafe=unsafe, skipped=self._skipped)
         if unsafe:
@@ -179,22 +184,6 @@ class TemplateServer:
         self._owners[process] = channel
         self._has_forked = True
         channel.send("spawned", process=process)
-
-    # Imports
-
-    def _import_packages(self, channel: Channel) -> None:
-        """Import the packages of a script. If one makes this process unsafe to fork, restart it.
-
-        The new process imports the other packages, and answers the request of `channel`.
-        """
-        assert self._search is not None
-        file = self._search.load_file()
-        if file.program is None:
-            return
-        for package in import_packages(file.program, file.program_source, self._skipped):
-            if hazard := find_fork_hazard():
-                self._skipped[package] = hazard
-                self._restart_process(channel, is_cold=False)
 
     def _restart_process(self, requester: Channel, *, is_cold: bool) -> NoReturn:
         """Replace this process by one that has imported nothing, and keep all connections.
@@ -250,16 +239,6 @@ class TemplateServer:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _reap_trainers(self) -> None:
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            self._reap_trainer(ended.si_pid)
-
     def _reap_trainer(self, process: int) -> None:
         """Report an ended trainer to its rank, and kill the processes that it has left behind."""
         owner = self._owners.pop(process, None)
@@ -300,17 +279,15 @@ def find_fork_hazard() -> str:
     threads = count_threads() - 1
     if threads:
         return f"it starts {threads} thread{'s' if threads > 1 else ''}"
-    return "it asks the driver of the GPUs" if _has_asked_driver() or _is_bad_fork() else ""
-
-
-def _has_asked_driver() -> bool:
-    """Return whether this process has initialised CUDA or ROCm, with torch or another library."""
+    has_asked = False
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # The descriptor of this list is already closed.
-            # NVML, which does not prevent a fork, opens only /dev/nvidiactl.
-            if re.fullmatch(r"/dev/(nvidia-uvm|nvidia\d+|kfd)", str(path.readlink())):
-                return True
-    return False
+            # torch or another library has initialised CUDA or ROCm. NVML, which does not prevent a
+            # fork, opens only /dev/nvidiactl.
+            has_asked |= bool(
+                re.fullmatch(r"/dev/(nvidia-uvm|nvidia\d+|kfd)", str(path.readlink()))
+            )
+    return "it asks the driver of the GPUs" if has_asked or _is_bad_fork() else ""
 
 
 def _is_bad_fork() -> bool:

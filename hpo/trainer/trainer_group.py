@@ -91,7 +91,13 @@ class TrainerGroup:
             self.store = _open_store(ticket)
             with _disable_torch_check():
                 self._make_process_group(self.store)
-            self._set_timeout(timedelta(seconds=ticket.timeout))
+            # A collective waits for other ranks for another time than a connection.
+            self.timeout = timedelta(seconds=ticket.timeout)
+            # Before torch 2.15, the function had another name.
+            set_timeout = (
+                getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+            )
+            set_timeout(self.timeout)
             self.comm = Comm(self.rank, self.size)
             self.exchange = ReportExchange(
                 self.store,
@@ -118,28 +124,16 @@ class TrainerGroup:
             # the group.
             device_id=self.devices[0] if self._backend != "gloo" else None,
         )
-        if self._backend != "gloo":
-            self._add_gloo(store)
-        self._made_group = dist.group.WORLD
-
-    def _add_gloo(self, store: Store) -> None:
-        """Let the group use gloo for tensors on the CPU, as torch's default group does.
-
-        The name of the group's backend remains "nccl", for scripts that compare it.
-        """
         group: Any = dist.group.WORLD
-        prefix: Any = PrefixStore("cpu", store)
-        gloo: Any = ProcessGroupGloo(prefix, self.rank, self.size, timeout=self.timeout)
-        # Functional collectives find their group by this name.
-        gloo._set_group_uid(group.group_name)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-
-    def _set_timeout(self, timeout: timedelta) -> None:
-        """Set the maximum time for which a collective of the group waits for other ranks."""
-        self.timeout = timeout
-        # Before torch 2.15, the function had another name.
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(timeout)
+        self._made_group = group
+        if self._backend != "gloo":
+            # The group uses gloo for tensors on the CPU, as torch's default group does. The name of
+            # the group's backend remains "nccl", for scripts that compare it.
+            prefix: Any = PrefixStore("cpu", store)
+            gloo: Any = ProcessGroupGloo(prefix, self.rank, self.size, timeout=self.timeout)
+            # Functional collectives find their group by this name.
+            gloo._set_group_uid(group.group_name)
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
     def compare_collectives(self, is_compared: bool) -> None:
         """Enable or disable the check that all ranks call the same collectives.
@@ -230,23 +224,11 @@ def serve_store(address: str, port: int, listener: int) -> TCPStore:
     `listener` is the file descriptor of the socket. The agent of torchrun starts its store in the
     same way.
     """
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
+    options["master_listen_fd"] = listener
     with suppress(RuntimeError):
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-            timeout=_CONNECT_TIMEOUT,
-        )
-    return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-        use_libuv=False,
-    )
+        return TCPStore(address, port, **options, timeout=_CONNECT_TIMEOUT)
+    return TCPStore(address, port, **options, use_libuv=False)
 
 
 def replace_init_process_group() -> None:

@@ -108,29 +108,25 @@ class TrainerServer:
 
     def _on_prepare(self, _: Message) -> None:
         """Send the result of the user's `prepare` as the descriptor of a file without a name."""
+        descriptors = []
+        mistake = ""
         try:
-            descriptors = [self._prepare_data()]
-            mistake = ""
+            data = self.search.call_prepare()
+            descriptors.append(pack_data(data))
         except UsageError as error:
-            descriptors = []
             mistake = ValueError.__str__(error)
-        self._channel.send("prepared", descriptors, mistake=mistake)
-
-    def _prepare_data(self) -> int:
-        data = self.search.call_prepare()
-        try:
-            return pack_data(data)
         except OSError as error:
-            raise UsageError(
+            mistake = (
                 f"the data of prepare cannot be written: {error.strerror}. "
                 "Set TMPDIR=FOLDER to use another folder"
-            ) from error
+            )
         except Exception as error:
-            raise UsageError(
+            mistake = (
                 "prepare must return data that can be copied for each evaluation, "
                 f"got {type(error).__name__}: {error}. "
                 "Return arrays, tensors and plain values, and open files in the objective"
-            ) from error
+            )
+        self._channel.send("prepared", descriptors, mistake=mistake)
 
     def _on_constraints(self, message: Message) -> None:
         self._channel.send(
@@ -176,11 +172,25 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
         signal.signal(signal.SIGINT, signal.default_int_handler)
         register_trainer_process(())
     else:
-        _leave_terminal()
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
         register_trainer_process(IGNORED_SIGNALS)
-    _enter_environment(request)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    # A core file of a process with a GPU has tens of gigabytes. An objective may raise the limit
+    # again.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _redirect_streams(out, err)
-    _write_stacks_on_signal(stacks)
+    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
+    faulthandler.enable(stacks)  # It writes the stack of a crash.
+    # Not the stacks of all threads, since other threads may run Python code while this one waits
+    # (see HangDetector).
+    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
     _start_logging(request["log_level"])
     _set_threads(request["threads"])
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
@@ -190,36 +200,12 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
     try:
         TrainerServer(channel, bound, data).serve()
     except ChannelClosed:
-        _exit_process()
+        # The functions of atexit are called. A signal ends this process if they take too long.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.alarm(_EXIT_SECONDS)
+        atexit._run_exitfuncs()
         raise
-
-
-def _leave_terminal() -> None:
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-
-
-def _enter_environment(request: Message) -> None:
-    """Set the environment variables, the working directory and the cores of this process."""
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, request["cores"])
-    # A core file of a process with a GPU has tens of gigabytes. An objective may raise the limit
-    # again.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def _write_stacks_on_signal(stacks: int) -> None:
-    """Let this process write its stack to `stacks` when it crashes, or gets the signal."""
-    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
-    faulthandler.enable(stacks)
-    # Not the stacks of all threads, since other threads may run Python code while this one waits
-    # (see HangDetector).
-    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
 
 
 def _redirect_streams(out: int, err: int) -> None:
@@ -270,11 +256,3 @@ def _set_threads(threads: int) -> None:
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(threads, user_api="blas")
-
-
-def _exit_process() -> None:
-    """Call the functions of atexit. A signal ends this process if they take too long."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    signal.alarm(_EXIT_SECONDS)
-    atexit._run_exitfuncs()
