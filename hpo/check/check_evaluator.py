@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt, EvaluationContext
-from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import Evaluator
-from hpo.evaluation.leader import Leader, Limits
-from hpo.evaluation.program_command import Program
+from hpo.evaluation.leader import Checkpointer, Leader, Limits
+from hpo.evaluation.program_supervision import Program
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.trainer_tasks import run_test_in_trainer
+from hpo.evaluation.trainer_client import run_test_in_trainer
 from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.messages import Report

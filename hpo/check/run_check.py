@@ -18,7 +18,7 @@ from hpo.check.check_evaluator import MAX_LOSSES, CheckEvaluator, CheckOutcome
 from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
 from hpo.check.finding import print_findings
 from hpo.errors import ExitStatus
-from hpo.evaluation.program_command import Program
+from hpo.evaluation.program_supervision import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.draft_store import DraftStore
-    from hpo.evaluation.program_command import Program
+    from hpo.evaluation.program_supervision import Program
     from hpo.process.messages import Report
     from hpo.process.user_frames import UserFrames
     from hpo.store.checkpoints import CheckpointInfo
@@ -80,13 +80,12 @@ class Attempt:
     """One attempt at an evaluation, on one rank of the worker. Only the leader's has losses.
 
     Args:
-        assignment: The individual and the number of its trial.
-        earlier_seconds: Seconds of training before the evaluation was interrupted or paused, from
-            an earlier attempt. None if no earlier attempt has reported a loss.
-        previous_failure: Failure of the previous attempt; empty if there was none.
+        previous: The attempt that is repeated; None if this is the first attempt.
 
     Attributes:
         start: The checkpoint from which the objective may start; empty after the first loss.
+        is_first: Whether no earlier attempt has reported a loss.
+        earlier_seconds: Seconds of training before the evaluation was interrupted or paused.
         losses: All losses so far. They include the losses before an interruption if the objective
             has resumed.
         loss: The lowest of `losses`; infinite before the first loss.
@@ -103,13 +102,16 @@ class Attempt:
         self,
         assignment: Assignment,
         start: StartingPoint = StartingPoint(),
-        earlier_seconds: float | None = None,
-        previous_failure: str = "",
+        previous: Attempt | None = None,
     ) -> None:
+        self.is_first = True
+        self.earlier_seconds = 0.0
+        self.previous_failure = ""
+        if previous is not None:
+            self.is_first = previous.is_first and not previous.has_loss
+            self.earlier_seconds = 0.0 if self.is_first else previous.earlier_seconds
+            self.previous_failure = previous.verdict.failure
         self.assignment = assignment
-        self.previous_failure = previous_failure
-        self.is_first = earlier_seconds is None
-        self.earlier_seconds = earlier_seconds or 0.0
         self.start = start
         self.has_read_parent = False
         self.losses: list[float] = []
@@ -124,7 +126,7 @@ class Attempt:
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
         if start.losses:
-            self._restore_losses(start.losses, start.seconds, {})
+            self._restore_losses(start.losses, start.seconds)
 
     @property
     def is_test(self) -> bool:
@@ -169,20 +171,19 @@ class Attempt:
         self.has_read_parent |= reader.has_read_parent
         start = self.start
         if reader.has_resumed and start.is_own and start.info is not None and not self.losses:
-            self._restore_losses(start.info.losses, start.info.seconds, start.info.metrics)
+            self._restore_losses(start.info.losses, start.info.seconds)
+            self.metrics = start.info.metrics
             if start.info.has_weights and self.drafts is not None and start.path is not None:
                 self.drafts.restore_weights(start.path)
 
-    def _restore_losses(
-        self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]
-    ) -> None:
+    def _restore_losses(self, losses: Sequence[float], seconds: float) -> None:
         """Restore the progress from before the evaluation was interrupted or paused."""
         self.losses = list(losses)
         self.restored_count = len(losses)
         self.restored_seconds = seconds
-        self.earlier_seconds = seconds if self.is_first else self.earlier_seconds
+        if self.is_first:
+            self.earlier_seconds = seconds
         self.loss = min(losses, default=math.inf)
-        self.metrics = metrics
 
     @property
     def has_weights(self) -> bool:

@@ -54,9 +54,6 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     Args:
         prefix: First part of the path of each draft, to which a name is appended.
         state: Checkpoint file from which the evaluation resumes. None if it does not resume.
-
-    Returns:
-        The link; `state` itself if the file system has no hard links; None if `state` is None.
     """
     _remove_named_drafts(prefix)
     if state is None:
@@ -75,7 +72,6 @@ class DraftStore:
     Args:
         prefix: First part of the path of each draft of a program, to which a name is appended. None
             for a function.
-        params: Hyperparameters of the evaluation.
     """
 
     def __init__(self, prefix: Path | None, params: Mapping[str, Any]) -> None:
@@ -115,8 +111,7 @@ class DraftStore:
     def keep_checkpoint(self, draft: Draft, info: Mapping[str, Any]) -> None:
         """Keep a checkpoint, with the weights of the lowest loss, and remove the previous one.
 
-        Args:
-            info: Losses, metrics and seconds of the evaluation until the checkpoint.
+        `info` has the losses, metrics and seconds of the evaluation until the checkpoint.
         """
         previous = [self._checkpoint, self._saved_weights]
         self._checkpoint = draft
@@ -169,7 +164,9 @@ class DraftStore:
     def close(self) -> None:
         """Remove all drafts."""
         previous = [self._checkpoint, self._weights, self._saved_weights]
-        self._checkpoint = self._weights = self._saved_weights = None
+        self._checkpoint = None
+        self._weights = None
+        self._saved_weights = None
         self._remove_unused(previous)
         if self._prefix is not None:
             _remove_named_drafts(self._prefix)

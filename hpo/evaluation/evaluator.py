@@ -83,53 +83,38 @@ class Evaluator:
             self._evaluate(assignment)
 
     def _evaluate(self, assignment: Assignment) -> Attempt:
-        started = clock.now()
-        if assignment.tests is not None:
-            # The test of a suspected worker needs fresh trainers.
-            self._group.slot.discard_trainer()
-        values = self._context.describe_evaluation(assignment)
-        attempt = self._evaluate_with_retries(assignment, values)
-        if self._leader:
-            self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)
-        attempt.close_drafts()
-        return attempt
-
-    def _evaluate_with_retries(self, assignment: Assignment, values: Mapping[str, Any]) -> Attempt:
         """Evaluate an individual, and retry if the objective did not cause the failure.
 
         All ranks have the same verdict, so they retry together. `Leader.decide_on_retry` limits
         retries after failures, and rejects the checkpoint if it may be the cause: the next attempt
         then starts without it. Here only suspensions of the job are counted.
         """
-        earlier: float | None = None  # the argument `earlier_seconds` of `Attempt`
-        previous_failure = ""
-        for _ in range(_MAX_SUSPENSIONS):
-            attempt = self._run_attempt(assignment, values, earlier, previous_failure)
+        started = clock.now()
+        if assignment.tests is not None:
+            # The test of a suspected worker needs fresh trainers.
+            self._group.slot.discard_trainer()
+        attempt = self._run_attempt(assignment, None)
+        for _ in range(_MAX_SUSPENSIONS - 1):
             if attempt.verdict.state not in (State.SUSPENDED, State.REPEATED):
-                return attempt
+                break
             attempt.close_drafts()
-            assignment = attempt.assignment
-            earlier = attempt.earlier_seconds if attempt.has_loss else earlier
-            previous_failure = attempt.verdict.failure
-        reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
-        attempt.verdict = Verdict(State.FAILED, failure=reason)
+            attempt = self._run_attempt(attempt.assignment, attempt)
+        if attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
+            reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
+            attempt.verdict = Verdict(State.FAILED, failure=reason)
+        if self._leader:
+            self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)
+        attempt.close_drafts()
         return attempt
 
-    def _run_attempt(
-        self,
-        assignment: Assignment,
-        values: Mapping[str, Any],
-        earlier: float | None,
-        previous_failure: str,
-    ) -> Attempt:
+    def _run_attempt(self, assignment: Assignment, previous: Attempt | None) -> Attempt:
         """Run one attempt on this rank, until a verdict of all ranks ends it."""
         program = self._context.program
+        values = self._context.describe_evaluation(assignment)
         ticket, start = self._group.connect(
             self._find_start(self._leader, assignment, values) if self._leader else None
         )
-        attempt = Attempt(
-            assignment, self._check_start(assignment, start), earlier, previous_failure
-        )
+        attempt = Attempt(assignment, self._check_start(assignment, start), previous)
         if self._leader is not None:
             attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
         attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)

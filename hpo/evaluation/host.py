@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo.errors import UsageError
 from hpo.evaluation.trainer_client import TrainerEnd, TrainerSlot
-from hpo.layout import Layout, list_usable_cores
+from hpo.layout import Layout
 from hpo.ranks.communicator import SleepingComm
 from hpo.text_format import format_count
 
@@ -110,12 +110,7 @@ def see_same_gpus(peers: Sequence[Gpus]) -> bool:
 
 
 def has_separated_worker(layout: Layout, hosts: Sequence[int], gpus: Sequence[Gpus]) -> bool:
-    """Return whether ranks of a worker on one host see different GPUs (SLURM's --gpus-per-task).
-
-    Args:
-        layout: Assigns ranks to workers.
-        hosts: Number of the host of each rank.
-    """
+    """Return whether ranks of a worker on one host see different GPUs (SLURM's --gpus-per-task)."""
     for worker in range(layout.workers):
         ranks = layout.list_ranks(worker)
         for host in {hosts[rank] for rank in ranks}:
@@ -138,7 +133,6 @@ def make_gpu_variables(
     Args:
         peers: GPUs of the worker's ranks on this host.
         rank: Index in `peers` of the trainer's rank.
-        environment: Environment variables of this rank.
     """
     own = peers[rank]
     if not own.own_numbers:
@@ -156,11 +150,7 @@ def make_gpu_variables(
 
 
 def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str:
-    """Return which GPUs a run uses, for its first line; "on CPUs" without any.
-
-    Args:
-        backends: Backends of all workers.
-    """
+    """Return which GPUs a run uses, for its first line; "on CPUs" without any."""
     used = {gpu_id for gpus in gpus_of_ranks for gpu_id in gpus.own_ids}
     if not used:
         return "on CPUs"
@@ -191,10 +181,6 @@ class RankPlace:
 
 class Host:
     """The host of this rank, and this rank's GPUs. Collective: create it on all ranks of a host.
-
-    Args:
-        comm: Communicator of the ranks on this host.
-        rank: Index of this rank in the job.
 
     Attributes:
         number: Number of the host: the same on all its ranks, and different on other hosts.
@@ -230,20 +216,14 @@ class Host:
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
         if not seen:
             return
-        numbers = tuple(assign_gpus(of_ranks, self._comm.rank))
+        own = tuple(assign_gpus(of_ranks, self._comm.rank))
         users = 0  # ranks that compute on the first GPU of this rank
         for rank, ids in enumerate(of_ranks):
             if ids:
-                users += seen[numbers[0]] in [ids[number] for number in assign_gpus(of_ranks, rank)]
-        is_shared = users > 1
+                users += seen[own[0]] in [ids[number] for number in assign_gpus(of_ranks, rank)]
         names = tuple(content["names"])
         variables = tuple(content["variables"])
-        self.gpus = Gpus(seen, numbers, names, content["backend"], variables, is_shared)
-
-
-def share_threads(comm: SleepingComm) -> int:
-    """Return how many threads a trainer may use. Collective: call on all ranks of the host."""
-    return compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
+        self.gpus = Gpus(seen, own, names, content["backend"], variables, is_shared=users > 1)
 
 
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:

@@ -1,9 +1,9 @@
-"""The leader decides on each loss of its evaluations, and records how they end."""
+"""The leader decides on each loss of its evaluations, keeps checkpoints, and records the ends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,21 @@ from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.process.messages import Report
 from hpo.process.standard_streams import warn
+from hpo.store.checkpoints import CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Evaluation, find_best
+from hpo.text_format import format_error
 
 if TYPE_CHECKING:
-    from hpo.evaluation.checkpointer import Checkpointer
+    from pathlib import Path
+
     from hpo.evaluation.draft_store import Draft
     from hpo.evaluation.weights_saver import WeightsSaver
     from hpo.store.evaluations import Assignment
     from hpo.store.study_client import StudyClient
+
+# Copying takes at most 1% of the training time, and so do copying and writing together.
+_TIME_RATIO = 100.0
+_DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-every
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,7 @@ class Leader:
     """Decides on the losses of a worker's evaluations, and records them in the study.
 
     Args:
-        study: The leader's connection to the study.
-        limits: When evaluations and the run must end.
         stop: Called with a request to stop the run.
-        checkpointer: Copies and writes checkpoints.
         weights_saver: Writes the weights of the best evaluations; None if they are not kept.
     """
 
@@ -131,41 +135,44 @@ class Leader:
         seconds = attempt.total_seconds
         self.log_output(attempt, printed)
         if report.mistake:
-            return Verdict(
-                State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss)
-            )
+            diverged = not math.isfinite(report.loss)
+            return Verdict(State.FAILED, failure=report.mistake, diverged=diverged)
         self._record_resumption(attempt)
         # The loss is recorded before the pruner sees it, so that no crash loses a loss that has
         # decided anything.
         self._study.notify.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
-        verdict = self._apply_limits(attempt, report, seconds)
+        verdict = self._judge_loss(attempt, report, seconds)
         keep = self._wants_weights(attempt, report, verdict)
-        save = self._wants_checkpoint(attempt, report, verdict)
+        save = verdict.save
+        if report.has_saved and verdict.state == State.RUNNING and not attempt.is_test:
+            save = self._checkpointer.is_copy_due()
         attempt.began_at += clock.now() - since
         return replace(verdict, keep=keep, save=save)
 
-    def _apply_limits(self, attempt: Attempt, report: Report, seconds: float) -> Verdict:
+    def _judge_loss(self, attempt: Attempt, report: Report, seconds: float) -> Verdict:
+        """Apply the limits and the pruner. Without a checkpoint, prune instead of a pause."""
         limits = self.limits
+        step = len(attempt.losses) + 1
         verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
-        if missing := self._study.objectives.find_missing(verdict.metrics):
-            reason = _describe_missing_metric(missing, verdict.metrics)
-            return replace(verdict, state=State.FAILED, failure=reason)
+        if missing := self._study.objectives.find_missing(report.metrics):
+            reported = ", ".join(map(repr, report.metrics)) or "no finite metric"
+            failure = (
+                f"{missing[0]!r} must be a finite number, since it is an objective, but the first "
+                f"rank reported {reported}. Report it with each loss, as in yield loss, "
+                f"{{{missing[0]!r}: ...}}"
+            )
+            return replace(verdict, state=State.FAILED, failure=failure)
         if report.loss <= limits.target_loss:
             return replace(verdict, state=State.COMPLETE)
         if seconds > limits.evaluation_timeout:
             limit = f"{limits.evaluation_timeout:g} s (--evaluation-timeout)"
-            reason = f"{TIMEOUT_PREFIX}not finished after {limit}"
-            return replace(verdict, state=State.FAILED, failure=reason)
-        is_early = len(attempt.losses) + 1 < limits.first_judged_step
-        if not limits.has_pruner or is_early or attempt.is_test:
+            failure = f"{TIMEOUT_PREFIX}not finished after {limit}"
+            return replace(verdict, state=State.FAILED, failure=failure)
+        if not limits.has_pruner or step < limits.first_judged_step or attempt.is_test:
             return verdict
-        return self._apply_pruner(attempt, report, verdict)
-
-    def _apply_pruner(self, attempt: Attempt, report: Report, verdict: Verdict) -> Verdict:
-        """Apply the pruner to a loss. Without a checkpoint, prune instead of a pause."""
         lowest = report if report.loss < attempt.loss else attempt
         judgement = self._study.call.decide_pruning(
-            attempt.assignment, len(attempt.losses) + 1, lowest.loss, dict(lowest.metrics)
+            attempt.assignment, step, lowest.loss, dict(lowest.metrics)
         )
         state = State(judgement.state)
         if state != State.PAUSED:
@@ -184,11 +191,6 @@ class Leader:
         return report.loss < attempt.loss and saver.is_wanted(
             attempt.assignment, report.loss, report.metrics
         )
-
-    def _wants_checkpoint(self, attempt: Attempt, report: Report, verdict: Verdict) -> bool:
-        if not report.has_saved or verdict.state != State.RUNNING or attempt.is_test:
-            return verdict.save
-        return self._checkpointer.is_copy_due()
 
     def _record_resumption(self, attempt: Attempt) -> None:
         """Record the losses before the interruption, if the evaluation has resumed."""
@@ -215,8 +217,6 @@ class Leader:
         """Keep the drafts of a loss that the verdict requires, and remove the others.
 
         Args:
-            checkpoint: None if there is none, for example because of an error.
-            weights: None if there are none.
             since: Time at which copying began, on the clock of `hpo.process.clock`.
         """
         assert attempt.drafts is not None
@@ -247,9 +247,8 @@ class Leader:
     ) -> None:
         """Warn that weights or a checkpoint could not be copied; the losses count nevertheless."""
         if weights_error:
-            self.warn_once(
-                attempt, f"the weights of the best so far cannot be kept: {weights_error}"
-            )
+            text = f"the weights of the best so far cannot be kept: {weights_error}"
+            self.warn_once(attempt, text)
         if checkpoint_error:
             self._checkpointer.record_failed_copy(attempt, checkpoint_error)
 
@@ -354,10 +353,137 @@ class Leader:
                 self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED))
 
 
-def _describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
-    """Return the failure of an evaluation without the metrics that are objectives."""
-    reported = ", ".join(map(repr, metrics)) or "no finite metric"
-    return (
-        f"{missing[0]!r} must be a finite number, since it is an objective, but the first rank "
-        f"reported {reported}. Report it with each loss, as in yield loss, {{{missing[0]!r}: ...}}"
-    )
+class Checkpointer:
+    """Copies and writes the checkpoints of the evaluations of one worker.
+
+    After a loss, the trainer copies the latest checkpoint to a draft. The draft is written to the
+    evaluation's checkpoint file at intervals, and when the run stops.
+
+    Args:
+        every: Seconds between writes. Infinity disables checkpoints. None limits copying and
+            writing to 1% of the training time.
+        islands: Number of islands in population based training, otherwise 0. If it is not 0, each
+            checkpoint is copied, and the final checkpoint of a completed evaluation is written.
+    """
+
+    def __init__(self, checkpoints: CheckpointStore, every: float | None, islands: int = 0) -> None:
+        self._checkpoints = checkpoints
+        self._interval = every
+        self.islands = islands
+        self._seconds_to_copy = self._seconds_to_write = 0.0
+        self._copied_at = self._written_at = -math.inf
+        self._warned_topics: set[str] = set()
+
+    def reset_timer(self) -> None:
+        """Restart the intervals between copies and writes, at the start of an evaluation."""
+        self._copied_at = self._written_at = clock.now()
+
+    def find_checkpoint(self, assignment: Assignment) -> Path | None:
+        """Return the file of an evaluation's checkpoint; None unless there is a valid one.
+
+        An invalid file is removed, with a warning.
+        """
+        path = self._checkpoints.find_checkpoint(assignment)
+        if path is None:
+            return None
+        try:
+            read_checkpoint_info(path, assignment.params)
+        except ValueError as error:
+            self.reject_checkpoint(assignment, str(error))
+            return None
+        return path
+
+    def find_parent_checkpoint(self, parent: int) -> Path:
+        """Return the checkpoint file of a parent.
+
+        Raises:
+            ValueError: The file cannot be read. It is removed, so that no other evaluation tries to
+                read it.
+        """
+        path = self._checkpoints.get_path(parent)
+        try:
+            read_checkpoint_info(path)
+        except ValueError:
+            self._checkpoints.remove_root(parent)
+            raise
+        return path
+
+    def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
+        """Remove a checkpoint from which its evaluation cannot resume, with a warning."""
+        warn(
+            f"warning: trial {assignment.number} restarts, since it cannot resume from its "
+            f"checkpoint: {reason}"
+        )
+        self._checkpoints.remove_ended(assignment)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether checkpoints are kept at all."""
+        return self._interval != math.inf
+
+    def is_copy_due(self) -> bool:
+        """Return whether the latest checkpoint of a running evaluation must be copied now."""
+        if self.islands > 0:
+            return True
+        if not self.is_enabled:
+            return False
+        elapsed = clock.now() - self._copied_at
+        return elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due()
+
+    def record_copy(self, attempt: Attempt, since: float) -> None:
+        """Record that the checkpoint of the latest loss was copied; copying began at `since`."""
+        self._copied_at = clock.now()
+        self._seconds_to_copy = self._copied_at - since
+        attempt.copied_step = len(attempt.losses)
+
+    def record_failed_copy(self, attempt: Attempt, reason: str) -> None:
+        """Record that a copy has failed, and print a warning."""
+        self._copied_at = clock.now()
+        self._warn_unsaved(attempt, reason)
+
+    def write_checkpoint(self, attempt: Attempt) -> int:
+        """Write the latest checkpoint to its file, and return its number of losses.
+
+        Return 0 after an error, which is printed as a warning.
+        """
+        assert attempt.drafts is not None
+        began = clock.now()
+        losses = 0
+        try:
+            path = self._checkpoints.make_draft_path(attempt.assignment)
+            losses = attempt.drafts.make_checkpoint_file(path)
+            self._checkpoints.commit_draft(attempt.assignment)
+        except (OSError, ValueError) as error:
+            self._checkpoints.remove_draft(attempt.assignment)
+            self._warn_unsaved(attempt, format_error(error))
+            losses = 0
+        self._written_at = clock.now()
+        self._seconds_to_write = self._written_at - began
+        attempt.copied_step = 0
+        return losses
+
+    def has_file(self, assignment: Assignment) -> bool:
+        """Return whether an evaluation has a checkpoint file."""
+        return self._checkpoints.has_checkpoint(assignment)
+
+    def discard_checkpoint(self, assignment: Assignment) -> None:
+        """Remove the checkpoint of an evaluation that has ended."""
+        self._checkpoints.remove_ended(assignment)
+
+    def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
+        trial = attempt.assignment.number
+        self.warn_once("states", f"the checkpoint of trial {trial} cannot be saved: {reason}")
+
+    def warn_once(self, topic: str, text: str) -> None:
+        """Print a warning, unless this method has printed a warning on the same topic before."""
+        if topic not in self._warned_topics:
+            warn(f"warning: {text}")
+            self._warned_topics.add(topic)
+
+    def is_write_due(self) -> bool:
+        """Return whether the latest checkpoint must be written to its file now."""
+        interval = self._interval
+        if interval is None:
+            seconds = self._seconds_to_copy + self._seconds_to_write
+            interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * seconds)
+        return clock.now() - self._written_at >= interval

@@ -10,31 +10,32 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.leader import Leader
-from hpo.evaluation.program_command import advise_on_loss, format_last_lines
-from hpo.evaluation.rank_group import RankGroup, reserve_port
+from hpo.evaluation.rank_group import reserve_port
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
 from hpo.evaluation.verdict import FailureKind, RankEnd, State, Verdict
+from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.rank_watch import WatchedEvaluation
-from hpo.script_objective import Script
+from hpo.script_objective import Script, propose_loss_pattern
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
 _MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
 _MAX_LAST_LINES = 20
+_MAX_SHOWN_LINES = 5
 _SECONDS_FOR_A_LINE = 1.0
 _NO_LOSSES_WARNING = (
     "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its "
@@ -55,29 +56,70 @@ _NOTE_NAMES = ("checkpoint", "weights", "asked")
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 
+@dataclass(frozen=True)
+class Program:
+    """The training program that a run starts for each evaluation."""
+
+    script: Script
+    settings: Mapping[str, Any]
+    """Values of the settings, by name."""
+    hyperparameters: Sequence[str]
+    """Names of all hyperparameters."""
+    search_file: str = ""
+    """The file that names the program; empty if it was given on the command line."""
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> Program | None:
+        """Return the program of a problem; None if its objective is a function."""
+        script = problem.file.script
+        path = str(problem.file.path)
+        if script is None:
+            return None
+        search_file = "" if path == str(Path(script.name)) else path
+        return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
+
+    def make_command(
+        self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool
+    ) -> list[str]:
+        """Return the command line of an evaluation.
+
+        Args:
+            known: Trial, folder and seed of the evaluation, by name.
+            continues: Whether to add the arguments with which the program resumes from its own
+                checkpoint files.
+        """
+        others = {**self.settings, **known}
+        absent = [name for name in self.hyperparameters if name not in params]
+        command = list(self.script.make_arguments(params, others, absent))
+        if continues:
+            command += self.script.make_resume_arguments({**others, **params})
+        return command
+
+    def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+        """Return whether the evaluation's folder has all files from which the program resumes."""
+        values = {**self.settings, **known, **params}
+        parts = self.script.make_resume_arguments(values)
+        folder = str(known["folder"])
+        files = [Path(part[part.index(folder) :]) for part in parts if folder in part]
+        return bool(files) and all(file.exists() for file in files)
+
+
 class ProgramSupervision(Supervision):
     """Supervises one evaluation of a program on one rank."""
 
     _poll_seconds = 0.1  # seconds between two checks for reports
+    _reserved_port: socket.socket | None = None
 
-    def __init__(
-        self,
-        context: EvaluationContext,
-        group: RankGroup,
-        watched: WatchedEvaluation,
-        attempt: Attempt,
-        leader: Leader | None,
-    ) -> None:
-        super().__init__(context, group, watched, attempt, leader)
-        assert context.program is not None
-        self._program = context.program
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self._context.program is not None
+        self._program = self._context.program
         # Only the files next to the script are code of the user; the search file may be elsewhere.
         self._user_frames = UserFrames(Path(self._program.script.name))
         self._reports = ReportReader(self._program.script)
-        self._merger = ReportMerger(group.size)
+        self._merger = ReportMerger(self._group.size)
         self._own_reports: list[Report] = []
-        self._reserved_port: socket.socket | None = None
-        group.slot.output.listener = self._reports
+        self._group.slot.output.listener = self._reports
 
     def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
         """Send the command line and the environment of the program to the trainer."""
@@ -92,8 +134,14 @@ class ProgramSupervision(Supervision):
             **{f"HPO_{name.upper()}": str(values[name]) for name in ("trial", "folder", "seed")},
             "HPO_METRICS": self._reports.path,
             "HPO_WEIGHTS_DRAFTS": str(values["drafts"]),
-            **self._make_store_environment(),
         }
+        if self._group.size == 1:
+            # The program behaves as if torchrun had not started it: it starts torch's store itself,
+            # and may set another port if it starts several processes, for example with
+            # `torch.multiprocessing.spawn`. It may take minutes to begin to use the reserved port.
+            self._reserved_port = reserve_port()
+            environment["MASTER_PORT"] = str(self._reserved_port.getsockname()[1])
+            environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if script.loss is not None:
             environment["HPO_READS_LINES"] = "1"
         if values["saves"]:
@@ -106,21 +154,6 @@ class ProgramSupervision(Supervision):
             is_traced=self._context.is_traced,
             environment=environment,
         )
-
-    def _make_store_environment(self) -> dict[str, str]:
-        """Return variables with which a program on a single rank starts torch's store itself.
-
-        The program then behaves as if torchrun had not started it. It may set another port if it
-        starts several processes, for example with `torch.multiprocessing.spawn`. The port is
-        reserved, since a program may take minutes to begin to use it.
-        """
-        if self._group.size > 1:
-            return {}
-        self._reserved_port = reserve_port()
-        return {
-            "MASTER_PORT": str(self._reserved_port.getsockname()[1]),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
 
     def _take_news(self) -> RankNews:
         self._trainer.read_lines()
@@ -155,9 +188,8 @@ class ProgramSupervision(Supervision):
         verdict = self._decide(leader, report)
         since = clock.now()
         assert self._attempt.drafts is not None
-        take = self._attempt.drafts.take_named
-        checkpoint = take(report.checkpoint)
-        weights = take(report.weights)
+        checkpoint = self._attempt.drafts.take_named(report.checkpoint)
+        weights = self._attempt.drafts.take_named(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
 
     # The end of the program
@@ -166,10 +198,11 @@ class ProgramSupervision(Supervision):
         self._own_reports += self._reports.take_last_reports()
         # A cancelled program may have saved a checkpoint and not yet reported its loss.
         saves = self._leader is not None and self._watched.cause is None
-        remark = end.remark or self._reports.find_warning(len(self._own_reports), saves)
-        has_resumed = self._reports.has_read_checkpoint
         return replace(
-            end, reports=tuple(self._own_reports), remark=remark, has_resumed=has_resumed
+            end,
+            reports=tuple(self._own_reports),
+            remark=end.remark or self._reports.find_warning(len(self._own_reports), saves),
+            has_resumed=self._reports.has_read_checkpoint,
         )
 
     def _make_end(self, end: ObjectiveEnd) -> RankEnd:
@@ -196,7 +229,6 @@ class ProgramSupervision(Supervision):
 
         A program that aborted while it exited has failed only if no rank has reported a loss.
         """
-        self._attempt.record_ends(ends)
         # The leader's program has ended, and reports no more losses.
         self._merger.leader_decides = False
         for end in ends:
@@ -205,18 +237,17 @@ class ProgramSupervision(Supervision):
             ends = [replace(end, failure=end.aborted or end.failure) for end in ends]
         verdict = super()._conclude(leader, ends)
         if verdict.state == State.COMPLETE and not self._attempt.losses:
-            verdict = self._explain_missing_loss(leader)
+            lines = self._reports.last_lines
+            failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed_text)
+            reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
+            leader.stop_without_losses(reason, remedy)
+            shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:]).rstrip()
+            printed = f"The last lines that it printed:\n{shown}" if shown else ""
+            verdict = Verdict(State.FAILED, failure=failure, traceback=printed)
         if verdict.state != State.FAILED:
             for remark in [end.remark for end in ends if end.remark]:
                 leader.warn_once(self._attempt, remark)
         return verdict
-
-    def _explain_missing_loss(self, leader: Leader) -> Verdict:
-        lines = self._reports.last_lines
-        failure, remedy = advise_on_loss(lines, self._program, self._reports.unparsed_text)
-        reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
-        leader.stop_without_losses(reason, remedy)
-        return Verdict(State.FAILED, failure=failure, traceback=format_last_lines(lines))
 
     def _finish(self, end: RankEnd) -> None:
         """Wait until the program has ended, or kill it, and close the file of its reports."""
@@ -225,6 +256,31 @@ class ProgramSupervision(Supervision):
             self._reserved_port.close()
         self._group.slot.output.listener = None
         self._reports.close()
+
+
+def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
+    """Return why no loss was found in a program's output, and the option that the user must change.
+
+    Args:
+        unparsed_text: The latest match of `--loss` that is not a number; empty if there is none.
+    """
+    script = program.script
+    found_none = "no loss was found in what the program printed"
+    where = f" in the Script of {program.search_file}" if program.search_file else ""
+    if unparsed_text:
+        failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"
+        return failure, f"another loss={where}" if where else "another --loss"
+    if pattern := propose_loss_pattern(lines):
+        option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
+        return f"{found_none}; {option} would read it", option
+    option = f"loss=REGEX{where}" if where else "--loss REGEX"
+    if script.loss is not None:
+        return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
+    option = f"{option} for the lines that it prints"
+    return (
+        f"no loss was found: call hpo.report(loss) in the program, or give {option}",
+        "hpo.report(loss) or --loss",
+    )
 
 
 @contextmanager
@@ -249,16 +305,12 @@ class ReportReader:
     The source of the first report, file or lines, is the only source of reports. Both may have
     notes about drafts.
 
-    Args:
-        script: The program, with its patterns for losses and metrics.
-
     Attributes:
         path: Path of the file, which has no name on disk.
         last_lines: The last lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The latest match of the loss pattern that is not a number; empty if there is
-            none.
+        unparsed_text: The latest match of the loss pattern that is not a number, or empty.
     """
 
     def __init__(self, script: Script) -> None:
@@ -271,20 +323,18 @@ class ReportReader:
         self._uses_lines: bool | None = None
         self.has_unread = False
         self._found_metrics: dict[str, float] = {}
-        self._drafts: dict[str, dict[str, str]] = {
-            stream: {} for stream in ("file", "stdout", "stderr")
-        }
+        self._drafts: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by stream
         self._last_stream = "file"  # source of the last loss
-        self.has_read_checkpoint = self._has_saved = False
+        self.has_read_checkpoint = False
+        self._has_saved = False
         self._new_reports: list[Report] = []
         self.last_lines: list[str] = []
         self.unparsed_text = ""
 
     def find_warning(self, number: int, saves: bool) -> str:
-        """Return a warning about the reports of a program; empty if there is none.
+        """Return a warning about the `number` reports of a program; empty if there is none.
 
         Args:
-            number: Number of losses on this rank.
             saves: Whether to check also the checkpoints that this rank has saved.
         """
         if self._has_saved and saves:
@@ -364,33 +414,18 @@ class ReportReader:
             self._add_mistake("the file of HPO_METRICS must not be overwritten. Append to it")
 
     def _take_file_line(self, line: bytes) -> None:
-        if not line.strip() or self._take_note_line(line):
+        if not line.strip():
             return
+        # A note from `hpo.evaluation_api` has a single item.
+        with suppress(ValueError, AttributeError, RecursionError):
+            ((name, value),) = json.loads(line).items()
+            if name in _NOTE_NAMES:
+                self._record_note(name, str(value), "file")
+                return
         if self._uses_lines:
             self.has_unread = True
-        else:
-            self._uses_lines = False
-            self._take_json_report(line)
-
-    def _take_note_line(self, line: bytes) -> bool:
-        """Record a note from `hpo.evaluation_api`; return false if the line is not a note."""
-        try:
-            ((name, value),) = json.loads(line).items()
-        except (ValueError, AttributeError, RecursionError):
-            return False
-        if name not in _NOTE_NAMES:
-            return False
-        self._record_note(name, str(value), "file")
-        return True
-
-    def _record_note(self, name: str, value: str, stream: str) -> None:
-        if name == "asked":
-            self.has_read_checkpoint = True
-        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
-            self._drafts[stream][name] = value
-            self._has_saved |= name == "checkpoint"
-
-    def _take_json_report(self, line: bytes) -> None:
+            return
+        self._uses_lines = False
         try:
             content = json.loads(line)
             loss = _check_number(content.pop("loss"))
@@ -403,13 +438,20 @@ class ReportReader:
             return
         self._add_report(loss, metrics, "file")
 
+    def _record_note(self, name: str, value: str, stream: str) -> None:
+        if name == "asked":
+            self.has_read_checkpoint = True
+        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
+            self._drafts[stream][name] = value
+            self._has_saved |= name == "checkpoint"
+
     def _add_mistake(self, text: str) -> None:
         self._new_reports.append(Report(math.nan, mistake=text))
 
     def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        drafts = self._drafts[stream]
+        drafts = self._drafts.pop(stream, {})
         report = Report(
             loss,
             finite,
@@ -420,7 +462,6 @@ class ReportReader:
             weights=drafts.get("weights", ""),
         )
         self._new_reports.append(report)
-        self._drafts[stream] = {}
         self._last_stream = stream
 
 

@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from hpo.evaluation.host import (
-    Host,
-    RankPlace,
-    choose_backend,
-    make_gpu_variables,
-    see_same_gpus,
-)
+from hpo.evaluation.host import Host, RankPlace, choose_backend, make_gpu_variables, see_same_gpus
 from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
 from hpo.process.linux import identify_pid_namespace
 from hpo.process.messages import GroupTicket
@@ -34,10 +28,8 @@ class RankGroup:
     Args:
         index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
-        slot: Holds this rank's trainer.
 
     Attributes:
-        comm: Communicator of the ranks.
         backend: Backend of the trainers' process group: "gloo", or that of their GPUs.
         has_own_gpu: Whether this rank computes on a GPU that no other rank uses.
         compares_collectives: Whether trainers compare the collectives of all ranks before each one
@@ -95,9 +87,6 @@ class RankGroup:
     def connect(self, note: Any = None) -> tuple[GroupTicket | None, Any]:
         """Prepare the trainers' process group for an evaluation. Collective: call on all ranks.
 
-        Args:
-            note: A value that the leader sends to all ranks. It is ignored on other ranks.
-
         Returns:
             The ticket with which this rank's trainer joins the process group, and the leader's
             `note`. The ticket is None if the trainers of all ranks still have the group of the
@@ -114,12 +103,25 @@ class RankGroup:
         if self.slot.group_name:
             self.slot.discard_trainer()
         self.close_store()
-        self._group_name, file = self.comm.bcast(
-            self._make_rendezvous() if self.rank == 0 else None
-        )
+        name = ""
+        file = ""
+        if self.rank == 0:
+            name = uuid.uuid4().hex
+            self._close_rendezvous()
+            if self._has_shared_files:
+                # It has no name on disk, so it needs no removal.
+                self._rendezvous_file = os.memfd_create("hpo-store")
+                file = f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
+        self._group_name, file = self.comm.bcast((name, file))
         self.slot.output.set_label(self.index, self.rank)
         self.trainer = self.slot.provide_trainer(self._gpu_variables)
         self.slot.group_name = self._group_name
+        # gloo and NCCL use the network interface to the other ranks, unless the user has set one.
+        # On one host, NCCL chooses an interface itself.
+        names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
+        interfaces = {
+            name: self._interface for name in names if self._interface and not os.environ.get(name)
+        }
         ticket = GroupTicket(
             self._group_name,
             self.rank,
@@ -130,7 +132,7 @@ class RankGroup:
             file,
             self._address,
             self.patience,
-            {**self._variables, **self._choose_interface()},
+            {**self._variables, **interfaces},
         )
         return ticket, note
 
@@ -159,16 +161,6 @@ class RankGroup:
             self._store_server.discard()
             self._store_server = None
 
-    def _make_rendezvous(self) -> tuple[str, str]:
-        """Return the name of a new process group, and the path of the file to connect through."""
-        name = uuid.uuid4().hex
-        self._close_rendezvous()
-        if not self._has_shared_files:
-            return name, ""
-        # It has no name on disk, so it needs no removal.
-        self._rendezvous_file = os.memfd_create("hpo-store")
-        return name, f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
-
     def _close_rendezvous(self) -> None:
         if self._rendezvous_file >= 0:
             os.close(self._rendezvous_file)
@@ -189,24 +181,13 @@ class RankGroup:
                 port = self._listener.getsockname()[1]
         return address, int(self.comm.bcast(port))
 
-    def _choose_interface(self) -> dict[str, str]:
-        """Return variables that make gloo and NCCL use the network interface to the other ranks.
-
-        Variables that the user has set are left out. On one host, NCCL chooses an interface itself.
-        """
-        names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
-        return {
-            name: self._interface for name in names if self._interface and not os.environ.get(name)
-        }
-
 
 def make_torchrun_variables(
     rank: int, hosts: Sequence[int], address: tuple[str, int]
 ) -> dict[str, str]:
-    """Return the environment variables that torchrun would set for a rank.
+    """Return the environment variables that torchrun would set for a rank of a worker.
 
     Args:
-        rank: Index of the rank in its worker.
         hosts: Number of the host of each rank of the worker.
         address: Host and port of torch's store.
     """

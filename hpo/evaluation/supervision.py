@@ -19,9 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from traceback import FrameSummary
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from hpo.errors import RunError
 from hpo.evaluation.attempt import Attempt, EvaluationContext
@@ -43,7 +42,7 @@ from hpo.process.channel import Message
 from hpo.process.failure import format_stack
 from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd, Report, ReportAnswer
 from hpo.process.user_frames import are_in_collective
-from hpo.ranks.communicator import Gathering, sleep_until
+from hpo.ranks.communicator import sleep_until
 from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
 
 _SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
@@ -81,32 +80,23 @@ class _Phase(Enum):
     ENDED = "ended"  # It is idle, or has ended.
 
 
+@dataclass
 class Supervision:
-    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports.
+    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports."""
 
-    Attributes:
-        trace: The trace of the training, if `context.is_traced`.
-    """
+    _context: EvaluationContext
+    _group: RankGroup
+    _watched: WatchedEvaluation
+    _attempt: Attempt
+    _leader: Leader | None
 
-    _poll_seconds = _POLL_SECONDS
+    _poll_seconds: ClassVar[float] = _POLL_SECONDS
 
-    def __init__(
-        self,
-        context: EvaluationContext,
-        group: RankGroup,
-        watched: WatchedEvaluation,
-        attempt: Attempt,
-        leader: Leader | None,
-    ) -> None:
-        self._context = context
-        self._group = group
-        self._watched = watched
-        self._attempt = attempt
-        self._leader = leader
-        self._user_frames = context.user_frames
-        self.trace: dict[str, Any] = {}
+    def __post_init__(self) -> None:
+        self._user_frames = self._context.user_frames
+        self.trace: dict[str, Any] = {}  # of the training, if `context.is_traced`
         # The trainer of this rank.
-        self._trainer: TrainerClient = group.trainer
+        self._trainer: TrainerClient = self._group.trainer
         self._phase = _Phase.CONNECTING
         self._join_by = math.inf
         self._cancellation: Cancellation | None = None
@@ -135,6 +125,7 @@ class Supervision:
         ends = self._gather_ends(end)
         verdict = None
         if self._leader is not None:
+            self._attempt.record_ends(ends)
             verdict = self._conclude(self._leader, ends)
             verdict = self._leader.decide_on_retry(self._attempt, verdict)
         self._attempt.record_verdict(self._group.comm.bcast(verdict))
@@ -149,19 +140,13 @@ class Supervision:
         if is_log_due:
             self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
         if self._leader is None:
-            self._send_news(is_log_due)
-        else:
-            self._process_news(self._leader, is_log_due)
-
-    def _send_news(self, is_log_due: bool) -> None:
-        news = self._take_news()
-        if news.reports or is_log_due:
-            news = replace(news, printed=self._group.slot.output.take_printed())
-        if news.reports or news.printed:
-            self._watched.send_news(news)
-            self._news_count += 1
-
-    def _process_news(self, leader: Leader, is_log_due: bool) -> None:
+            news = self._take_news()
+            if news.reports or is_log_due:
+                news = replace(news, printed=self._group.slot.output.take_printed())
+            if news.reports or news.printed:
+                self._watched.send_news(news)
+                self._news_count += 1
+            return
         others: list[RankNews] = self._watched.take_news()
         self._news_count += len(others)
         self._printed += "".join(news.printed for news in others)
@@ -170,7 +155,7 @@ class Supervision:
         for news in [self._take_news(), *others]:
             self._process_reports(news)
         if is_log_due:
-            leader.log_output(self._attempt, self._take_printed())
+            self._leader.log_output(self._attempt, self._take_printed())
 
     def _take_news(self) -> RankNews:
         """Return the new reports of this rank; only programs have any."""
@@ -224,36 +209,34 @@ class Supervision:
         count = 0 if self._leader else self._news_count
         end = self._complete_end(replace(end, printed=printed, news_count=count))
         gathering = self._group.comm.begin_gather(end)
-        sleep_until(partial(self._is_gathered, gathering, clock.now()))
-        ends: list[RankEnd] = gathering.unpack_objects()
-        if self._leader is not None:
-            sleep_until(lambda: self._has_all_news(ends), _SECONDS_TO_RECEIVE_NEWS)
-        return ends
+        since = clock.now()
 
-    def _has_all_news(self, ends: Sequence[RankEnd]) -> bool:
-        self._poll()
-        return self._news_count >= sum(end.news_count for end in ends)
+        def is_gathered() -> bool:
+            self._poll()
+            if gathering.is_done():
+                return True
+            # The others may have to wait until the leader has written a checkpoint.
+            if self._leader is not None:
+                self._limit_wait_for_peers(since)
+            return False
+
+        sleep_until(is_gathered)
+        ends: list[RankEnd] = gathering.unpack_objects()
+
+        def has_all_news() -> bool:
+            self._poll()
+            return self._news_count >= sum(end.news_count for end in ends)
+
+        if self._leader is not None:
+            sleep_until(has_all_news, _SECONDS_TO_RECEIVE_NEWS)
+        return ends
 
     def _complete_end(self, end: RankEnd) -> RankEnd:
         """Add to the end of this rank what only a program has."""
         return end
 
-    def _is_gathered(self, gathering: Gathering, since: float) -> bool:
-        """Continue to poll while this rank waits for its peers, and return whether all have ended.
-
-        Args:
-            since: Time at which this rank began to wait.
-        """
-        self._poll()
-        if gathering.is_done():
-            return True
-        # The others may have to wait until the leader has written a checkpoint.
-        if self._leader is not None:
-            self._limit_wait_for_peers(since)
-        return False
-
     def _limit_wait_for_peers(self, since: float) -> None:
-        """Cancel the evaluation if peers have not ended in time.
+        """Cancel the evaluation if peers have not ended in time after `since`.
 
         Raises:
             RunError: A peer does not answer, long after the evaluation was cancelled.
@@ -290,7 +273,6 @@ class Supervision:
         """
         attempt = self._attempt
         cause = self._watched.cause or ""
-        attempt.record_ends(ends)
         verdict = judge_ends(ends)
         # A function that the objective has offered may fail after the verdict on its loss.
         has_failed_offer = any(end.is_offer for end in ends)
@@ -328,7 +310,17 @@ class Supervision:
             self._enforce_limits()
             self._poll()
             if self._watched.cause is None and self._detector.is_hanging(clock.now()):
-                return self._end_hanging_objective(self._detector.frames)
+                # The signal takes effect when its peers have ended, which ends its wait.
+                self._trainer.interrupt()
+                frames = self._detector.frames
+                return ObjectiveEnd(
+                    failure=_describe_timeout(self._group.patience),
+                    gave_up=True,
+                    seconds=self._group.patience,
+                    at=time.time(),
+                    place=self._user_frames.find_position(frames),
+                    traceback=format_stack(frames),
+                )
             found = self._trainer.wait(
                 self._compute_wait(), self._watched, *self._group.store_listeners
             )
@@ -372,29 +364,13 @@ class Supervision:
             return
         if self._cancellation is None:
             watched.clear_event()
-            self._cancellation = self._begin_cancellation()
+            # On busy cores, a program needs more than a second to end and to send its trace.
+            is_patient = self._context.is_traced or watched.cause == RUN_STOPS
+            seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
+            if is_connecting:  # It runs no objective, so it is killed at once.
+                seconds = 0.0
+            self._cancellation = Cancellation(self._trainer, seconds)
         self._cancellation.advance()
-
-    def _begin_cancellation(self) -> Cancellation:
-        if self._phase == _Phase.CONNECTING:  # It runs no objective, so it is killed at once.
-            return Cancellation(self._trainer, seconds_to_react=0.0)
-        # On busy cores, a program needs more than a second to end and to send its trace.
-        is_patient = self._context.is_traced or self._watched.cause == RUN_STOPS
-        seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
-        return Cancellation(self._trainer, seconds)
-
-    def _end_hanging_objective(self, frames: Sequence[FrameSummary]) -> ObjectiveEnd:
-        """Interrupt an objective that hangs in a collective, and describe its end."""
-        # The signal takes effect when its peers have ended, which ends its wait.
-        self._trainer.interrupt()
-        return ObjectiveEnd(
-            failure=_describe_timeout(self._group.patience),
-            gave_up=True,
-            seconds=self._group.patience,
-            at=time.time(),
-            place=self._user_frames.find_position(frames),
-            traceback=format_stack(frames),
-        )
 
     def _wait_for_idle(self, deadline: float) -> None:
         """Wait until the trainer is idle or has ended, and kill it at `deadline`."""
@@ -412,9 +388,7 @@ class Supervision:
             self._phase = _Phase.RUNNING
             # The time to start and connect trainers does not count.
             self._attempt.began_at = clock.now()
-            self._record_memory(
-                message.content.get("free_memory", 0), message.content.get("warning", "")
-            )
+            self._record_memory(message.get("free_memory", 0), message.get("warning", ""))
         elif message.kind == "interrupted" and self._cancellation is not None:
             self._cancellation.acknowledge([FrameSummary(*frame) for frame in message["frames"]])
         elif message.kind == "seen":
@@ -422,7 +396,9 @@ class Supervision:
         elif message.kind == "idle":
             self._phase = _Phase.ENDED
             self._is_clean = bool(message["is_clean"])
-            self._warn_about_memory(message.content.get("remains", ""))
+            if self._leader is not None and (remains := message.get("remains")):
+                text = f"it leaves GPU memory behind, so its trainers are replaced: {remains}"
+                self._leader.warn_once(self._attempt, text, "remains")
 
     def _record_memory(self, free: int, warning: str) -> None:
         """Record the free memory of the GPU at the first evaluation, and print a warning."""
@@ -432,12 +408,6 @@ class Supervision:
             group.slot.first_free_memory = free
         if warning:
             group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
-
-    def _warn_about_memory(self, remains: str) -> None:
-        """Warn of the memory that the evaluation has left on the leader's GPU, if any."""
-        if self._leader is not None and remains:
-            text = f"it leaves GPU memory behind, so its trainers are replaced: {remains}"
-            self._leader.warn_once(self._attempt, text, "remains")
 
     # How the objective has ended
 
@@ -539,15 +509,6 @@ class Cancellation:
         self._interrupt_at = math.inf
 
 
-class _AwaitedCopies(NamedTuple):
-    """Copies of weights or a checkpoint that the leader's trainer makes after a loss."""
-
-    verdict: Verdict
-    """The verdict that requires them."""
-    since: float
-    """Time at which they began."""
-
-
 class FunctionSupervision(Supervision):
     """Supervises one evaluation of an objective function on one rank.
 
@@ -555,7 +516,8 @@ class FunctionSupervision(Supervision):
     waits for the answer.
     """
 
-    _awaited: _AwaitedCopies | None = None
+    # The verdict that requires copies of weights or a checkpoint, and the time at which they began.
+    _awaited: tuple[Verdict, float] | None = None
 
     def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
         """Send the evaluation to the trainer."""
@@ -588,7 +550,17 @@ class FunctionSupervision(Supervision):
         elif message.kind == "reported":
             self._watch_for_hang()
         elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
-            self._keep_copies(self._leader, self._awaited, message)
+            verdict, since = self._awaited
+            self._awaited = None
+            drafts = map(Draft.from_descriptor, message.descriptors)
+            copies = dict(zip(message["kinds"], drafts, strict=True))
+            errors = message["errors"]
+            self._leader.warn_about_copies(
+                self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
+            )
+            self._leader.keep_drafts(
+                self._attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since
+            )
         else:
             super()._handle_message(message)
 
@@ -597,7 +569,7 @@ class FunctionSupervision(Supervision):
         # Twice the limit of a collective, so that a collective which waits for a peer fails first,
         # and names the peer.
         limit = 2 * self._group.patience
-        is_late = self._awaited is not None and clock.now() > self._awaited.since + limit
+        is_late = self._awaited is not None and clock.now() > self._awaited[1] + limit
         if is_late and self._watched.cause is None:
             self._watched.cancel_on_all(
                 f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s"
@@ -609,28 +581,11 @@ class FunctionSupervision(Supervision):
         # offered.
         return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
 
-    def _keep_copies(self, leader: Leader, awaited: _AwaitedCopies, message: Message) -> None:
-        """Keep the copies of weights and checkpoint that the trainer has made in memory."""
-        self._awaited = None
-        drafts = map(Draft.from_descriptor, message.descriptors)
-        copies = dict(zip(message["kinds"], drafts, strict=True))
-        errors = message["errors"]
-        leader.warn_about_copies(
-            self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
-        )
-        leader.keep_drafts(
-            self._attempt,
-            awaited.verdict,
-            copies.get("checkpoint"),
-            copies.get("weights"),
-            awaited.since,
-        )
-
     def _answer_report(self, leader: Leader, report: Report) -> None:
         """Decide on a report, and send the trainer the answer, with what it must copy."""
         verdict = self._decide(leader, report)
         if verdict.keep or verdict.save:
-            self._awaited = _AwaitedCopies(verdict, clock.now())
+            self._awaited = verdict, clock.now()
         answer = ReportAnswer(not verdict.ends_evaluation, verdict.keep, verdict.save)
         self._trainer.send("answer", **vars(answer))
 
@@ -639,7 +594,7 @@ class FunctionSupervision(Supervision):
         is_complete = self._attempt.verdict.state == State.COMPLETE
         if self._awaited is not None and self._leader is not None and is_complete:
             reason = end.failure or "they were not copied in time"
-            self._leader.warn_about_lost_weights(self._attempt, self._awaited.verdict, reason)
+            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], reason)
 
 
 class HangDetector:

@@ -34,9 +34,8 @@ class _OutputFile:
 
     def read_new(self) -> str:
         """Return the output since the previous call."""
-        data = os.pread(
-            self.descriptor, os.fstat(self.descriptor).st_size - self._offset, self._offset
-        )
+        size = os.fstat(self.descriptor).st_size
+        data = os.pread(self.descriptor, size - self._offset, self._offset)
         self._offset += len(data)
         return data.decode(errors="replace")
 
@@ -62,15 +61,16 @@ class TemplateProcess:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(1024)
-            self._output_files = _OutputFile(), _OutputFile()
+            self._output = _OutputFile()
+            self._errors = _OutputFile()
             state = {"listener": listener.fileno(), "parent": os.getpid()}
             try:
                 self._process = subprocess.Popen(
                     make_template_command(state),
                     env=make_template_environment(),
                     stdin=subprocess.DEVNULL,
-                    stdout=self._output_files[0].descriptor,
-                    stderr=self._output_files[1].descriptor,
+                    stdout=self._output.descriptor,
+                    stderr=self._errors.descriptor,
                     pass_fds=[listener.fileno()],
                     start_new_session=True,
                 )
@@ -79,15 +79,15 @@ class TemplateProcess:
 
     def forward_output(self) -> None:
         """Print the template's output since the previous call."""
-        _write_text(self._output_files[0].read_new(), sys.stdout)
-        _write_text(self._output_files[1].read_new(), sys.stderr)
+        _write_text(self._output.read_new(), sys.stdout)
+        _write_text(self._errors.read_new(), sys.stderr)
 
     def describe_exit(self) -> str:
         """Return how the template has ended, with its last errors; print the rest of its output."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
-        _write_text(self._output_files[0].read_new(), sys.stdout)
-        lines = self._output_files[1].read_new().splitlines()
+        _write_text(self._output.read_new(), sys.stdout)
+        lines = self._errors.read_new().splitlines()
         # After a crash, faulthandler lists all extension modules. The list may be longer than the
         # shown text.
         shown = "\n".join(line for line in lines if not line.startswith("Extension modules: "))
@@ -113,7 +113,6 @@ class TemplateClient:
     search file.
 
     Args:
-        address: Address of the template's socket.
         process: The template if this rank has started it, otherwise None.
 
     Attributes:
@@ -149,11 +148,11 @@ class TemplateClient:
         Raises:
             UsageError: The search file has a mistake.
         """
-        answer = self._ask_template(kind, **content).content
+        answer = dict(self._ask_template(kind, **content).content)
         if kind == "bind":
             self.unsafe_reason = answer["unsafe"]
             self.skipped_packages = answer["skipped"]
-        return dict(answer)
+        return answer
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Remember the requests with which the template has loaded its file, for a replacement."""
@@ -282,10 +281,6 @@ def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClie
     them have started one, they use the template of the lowest rank, and kill the others. If none of
     them has, the lowest rank starts one.
 
-    Args:
-        own: The template that this rank has started, or None.
-        host: Communicator of the ranks of the host.
-
     Returns:
         The connection, and whether this rank is the first that uses this template.
     """
@@ -300,5 +295,4 @@ def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClie
     if own is not None and chosen != host.rank:
         own.kill()
         own = None
-    template = TemplateClient(addresses[chosen], own)
-    return template, host.rank == ranks[0]
+    return TemplateClient(addresses[chosen], own), host.rank == ranks[0]

@@ -1,4 +1,7 @@
-"""A trainer as its rank sees it: messages, output, stacks and end."""
+"""A trainer as its rank sees it: messages, printed lines, stacks and end.
+
+It runs evaluations, or calls functions of the user: the constraints and `test`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import math
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TextIO
 
+from hpo.errors import RunError
 from hpo.evaluation.template_client import TemplateClient
-from hpo.evaluation.trainer_output import OutputPipe, TrainerOutput
+from hpo.evaluation_api import NOTE_PATTERN
 from hpo.layout import list_usable_cores
 from hpo.process.channel import ChannelClosed, Message
 from hpo.process.failure import describe_status
@@ -24,16 +30,157 @@ from hpo.process.linux import count_memory_kills
 from hpo.process.standard_streams import warn
 from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, WRITE_STACKS, find_frames
 
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
+    from hpo.evaluation.program_supervision import ReportReader
+
 _SECONDS_TO_WRITE_STACKS = 0.5
 _MAX_SECONDS_TO_EXIT = 15.0  # for a killed process, which the driver of a GPU may keep
 _POLL_SECONDS = 0.01
+_SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the constraints
+
+_MAX_CHARACTERS = 64 * 1024  # number of characters that are kept, per rank and step: the last ones
+_MAX_READ_BYTES = 1 << 16
+_LAST_ERROR_LINES = 5  # lines on standard error that are kept for the failure of a crashed trainer
+_TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
+_TRACEBACK = "Traceback (most recent call last)"
 
 
-class Waker(Protocol):
-    """An object on which a thread can wait, and which another thread can make ready."""
+class TrainerOutput:
+    """Lines of one rank's trainers, labelled `worker 1 rank 0 |`.
+
+    If a program redraws a line, such as a progress bar, only the final version is shown.
+
+    Attributes:
+        last_errors: The latest lines on standard error.
+        listener: Receives the lines of a program, and its notes, which precede the next line (see
+            `hpo.evaluation_api`). None unless a program runs.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.rank = 0
+        self._lines: deque[str] = deque()
+        self._character_count = 0
+        self._dropped_lines = 0
+        self.last_errors: deque[str] = deque(maxlen=_LAST_ERROR_LINES)
+        self._has_traceback = False
+        self.listener: ReportReader | None = None
+
+    def set_label(self, worker: int, rank: int) -> None:
+        """Label the next lines."""
+        self.label = f"worker {worker} rank {rank}"
+        self.rank = rank
+
+    def forget_errors(self) -> None:
+        """Forget the latest lines on standard error; call it before another evaluation begins."""
+        self.last_errors.clear()
+        self._has_traceback = False
+
+    @property
+    def shows_harmless_abort(self) -> bool:
+        """Whether native code has terminated the process without an exception in C++ or Python.
+
+        Threads of torch sometimes cause such an abort while a process exits. After a Python
+        traceback the value is false, since the exception is then the failure to report.
+        """
+        return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
+
+    def add_lines(self, lines: list[str], stream: str) -> None:
+        """Show lines with their label, and keep them for `take_printed`."""
+        shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        if stream == "stderr":
+            self.last_errors.extend(line for line in shown if line.strip())
+            # Torch puts [rank0]: in front.
+            self._has_traceback |= any(_TRACEBACK in line for line in shown)
+        if self.listener is not None:
+            for line in shown:
+                self.listener.take_line(line, stream)
+        for line in shown if self.label else ():
+            self._lines.append(line[-_MAX_CHARACTERS:])
+            self._character_count += len(self._lines[-1])
+            while self._character_count > _MAX_CHARACTERS and len(self._lines) > 1:
+                self._character_count -= len(self._lines.popleft())
+                self._dropped_lines += 1
+        label = f"{self.label} | " if self.label else ""
+        with suppress(OSError, ValueError):  # The search continues if its output cannot be written.
+            file: TextIO | None = sys.stderr if stream == "stderr" else sys.stdout
+            if file is not None:
+                file.write("".join(f"{label}{line}\n" for line in shown))
+                file.flush()
+
+    def take_printed(self) -> str:
+        """Return the lines since the previous call, labelled with the rank."""
+        lines = list(self._lines)
+        if self._dropped_lines:
+            lines.insert(0, f"({self._dropped_lines} earlier lines are not kept)")
+        self._lines.clear()
+        self._character_count = 0
+        self._dropped_lines = 0
+        return "".join(f"rank {self.rank} | {line}\n" for line in lines)
+
+
+class OutputPipe:
+    """The reading end of a pipe for a trainer's standard output or standard error."""
+
+    def __init__(self, output: TrainerOutput, stream: str) -> None:
+        self._output = output
+        self._stream = stream
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._partial_line = b""
+        self.is_open = True
 
     def fileno(self) -> int:
         """Return the file descriptor to wait on."""
+        return self._read_end
+
+    def read(self) -> None:
+        """Read the available output without waiting."""
+        while self.is_open:
+            try:
+                data = os.read(self._read_end, _MAX_READ_BYTES)
+            except BlockingIOError:
+                return
+            self.is_open = bool(data)
+            text, *notes_and_texts = NOTE_PATTERN.split(self._partial_line + data)
+            self._take_lines(text)
+            for note, text in zip(notes_and_texts[::2], notes_and_texts[1::2], strict=True):
+                if self._output.listener is not None:
+                    self._output.listener.take_note(note.decode(errors="replace"), self._stream)
+                self._take_lines(self._partial_line + text)
+
+    def _take_lines(self, text: bytes) -> None:
+        """Pass on the complete lines of a text, and keep an incomplete last line."""
+        *lines, rest = text.split(b"\n")
+        # A carriage return overwrites the text before.
+        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]
+        if len(self._partial_line) > _MAX_CHARACTERS:
+            lines = [*lines, self._partial_line]
+            self._partial_line = b""
+        self._add_lines(lines)
+
+    def end_line(self) -> None:
+        """Pass on an incomplete line as if it were complete, because no more output is expected."""
+        line = self._partial_line
+        self._partial_line = b""
+        self._add_lines([line] if line else [])
+
+    def _add_lines(self, lines: list[bytes]) -> None:
+        if lines:
+            texts = [line.decode(errors="replace") for line in lines]
+            self._output.add_lines(texts, self._stream)
+
+    def close_write_end(self) -> None:
+        """Close this process's copy of the writing end."""
+        os.close(self.write_end)
+
+    def close(self) -> None:
+        """Read the remaining output, and close the pipe."""
+        self.read()
+        self.end_line()
+        os.close(self._read_end)
 
 
 @dataclass(frozen=True)
@@ -63,7 +210,6 @@ class TrainerClient:
     """A trainer, forked for this rank from the template.
 
     Args:
-        output: Takes the lines that the trainer prints.
         variables: Additional environment variables if the trainer runs evaluations. None if it has
             another task.
     """
@@ -103,15 +249,10 @@ class TrainerClient:
         with suppress(ChannelClosed):
             self._channel.send(kind, descriptors, **content)
 
-    def wait(self, timeout: float | None = None, *others: Waker) -> Message | TrainerEnd | None:
+    def wait(self, timeout: float | None = None, *others: HasFileno) -> Message | TrainerEnd | None:
         """Wait for the trainer's next message, or for its end, and return it.
 
-        Args:
-            timeout: Maximum seconds to wait; None for no limit.
-            *others: Objects that end the wait when they become ready.
-
-        Returns:
-            None after `timeout` seconds, or if one of `others` has become ready.
+        Return None after `timeout` seconds, or if one of `others` has become ready.
         """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -253,8 +394,7 @@ class TrainerClient:
     def _describe_end(self, closed: str) -> TrainerEnd:
         """Return how the trainer has ended; kill it if it has only closed its connection.
 
-        Args:
-            closed: The error of the connection, or empty.
+        `closed` is the error of the connection, or empty.
         """
         status = self._wait_for_status()
         self.read_lines()
@@ -293,12 +433,7 @@ class TrainerClient:
 
 
 class TrainerSlot:
-    """Holds the trainer of this rank. There is at most one, and it is forked when it is needed.
-
-    Args:
-        output: Takes the lines that trainers print.
-        fresh: Whether each evaluation gets a new trainer.
-    """
+    """Holds the trainer of this rank. There is at most one, and it is forked when it is needed."""
 
     def __init__(
         self,
@@ -310,7 +445,7 @@ class TrainerSlot:
         self._template = template
         self.output = output
         self._options = options
-        self._is_fresh = fresh
+        self._is_fresh = fresh  # Each evaluation gets a new trainer.
         self._variables: Mapping[str, str] = {}  # additional environment variables of the trainer
         self._trainer: TrainerClient | None = None
         # It was closed or killed, and may still hold memory of a GPU.
@@ -347,12 +482,7 @@ class TrainerSlot:
         )
 
     def finish_evaluation(self, is_clean: bool) -> None:
-        """Close the trainer after an evaluation, unless it can be reused.
-
-        Args:
-            is_clean: Whether the evaluation has left the trainer in a state that allows another
-                evaluation.
-        """
+        """Close the trainer after an evaluation, unless it is clean, and can be reused."""
         if self._is_fresh or not is_clean:
             self._close_trainer()
 
@@ -387,3 +517,65 @@ class TrainerSlot:
             self._ending = self._trainer
             self._trainer = None
         self.group_name = ""
+
+
+class ConstraintClient:
+    """Sends requests about constraints to a trainer, which runs the user's constraint functions.
+
+    The trainer is forked at the first request. If it ends, it is replaced once.
+
+    Raises:
+        RunError: The trainer does not answer in time, or has ended twice.
+    """
+
+    def __init__(self, fork: Callable[[], TrainerClient]) -> None:
+        self._fork = fork
+        self._trainer: TrainerClient | None = None
+        self._end_count = 0
+
+    def __call__(self, **content: Any) -> Mapping[str, Any]:
+        """Send a request, and return the answer; `hpo.trainer.search_file` describes both."""
+        while True:
+            if self._trainer is None:
+                self._trainer = self._fork()
+            self._trainer.send("constraints", **content)
+            while (found := self._trainer.wait(_SECONDS_TO_ANSWER)) is not None:
+                if isinstance(found, TrainerEnd):
+                    break
+                if found.kind == "constraints":
+                    return found.content
+            self.close()
+            self._end_count += 1
+            if found is None:
+                limit = f"{_SECONDS_TO_ANSWER:g} s"
+                raise RunError(f"the constraints of the search space must answer within {limit}")
+            if self._end_count > 1:
+                raise RunError(
+                    f"the constraints of the search space cannot be evaluated: {found.text}"
+                )
+
+    def close(self) -> None:
+        """End the trainer."""
+        if self._trainer is not None:
+            self._trainer.discard()
+            self._trainer = None
+
+
+def run_test_in_trainer(
+    fork: Callable[[], TrainerClient], params: Mapping[str, Any], weights: Path
+) -> Iterator[Mapping[str, Any]]:
+    """Call the search file's `test` function in a new trainer, and yield the messages about it.
+
+    `hpo.trainer.final_test.run_test` sends them. If the trainer ends before the test, the final
+    message has the kind "failure".
+    """
+    trainer = fork()
+    try:
+        found = trainer.ask("test", "tested", params=dict(params), weights=str(weights.absolute()))
+        while not isinstance(found, TrainerEnd) and found["kind"] != "end":
+            yield found.content
+            found = trainer.wait_for_kind("tested")
+        if isinstance(found, TrainerEnd):
+            yield {"kind": "failure", "text": found.text}
+    finally:
+        trainer.discard()

@@ -118,18 +118,20 @@ def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
     if not failures:
         return Verdict(State.COMPLETE)
     # Later failures are effects of the first one.
-    first = min(failures, key=lambda end: (_is_cancelled(end), end.echo, end.at))
+    first = min(failures, key=lambda end: (end.kind == FailureKind.CANCELLED, end.echo, end.at))
     if first.kind == FailureKind.SUSPENDED:
         return Verdict(State.SUSPENDED)
     if first.kind == FailureKind.TIMEOUT:
         return _make_timeout_verdict(first, [end for end in ends if end is not first])
     if first.kind == FailureKind.CANCELLED:
-        return _make_cancelled_verdict(first.failure or "", failures)
+        # The line at which each rank was.
+        cause = first.failure or ""
+        if not any(end.has_begun for end in failures):
+            return Verdict(State.REPEATED, failure=cause)
+        positions = ", ".join(f"rank {end.rank} was{_describe_place(end)}" for end in failures)
+        traceback = _join_tracebacks(failures)
+        return Verdict(State.FAILED, failure=f"{cause}; {positions}", traceback=traceback)
     return _make_failure_verdict(first, failures, ends)
-
-
-def _is_cancelled(end: RankEnd) -> bool:
-    return end.kind == FailureKind.CANCELLED
 
 
 def _make_failure_verdict(
@@ -138,7 +140,9 @@ def _make_failure_verdict(
     """Return the verdict on an objective that has failed by itself on rank `first`."""
     position = f", {first.place}" if first.place else ""
     failure = f"rank {first.rank}{position}: {first.failure}"
-    is_echo = len(ends) > 1 and all(end.echo or _is_cancelled(end) for end in failures)
+    is_echo = len(ends) > 1 and all(
+        end.echo or end.kind == FailureKind.CANCELLED for end in failures
+    )
     ended = [end.rank for end in ends if end.failure is None]
     # The process of a program has ended, while peers still communicate with it.
     if is_echo and ended:
@@ -148,19 +152,9 @@ def _make_failure_verdict(
     return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
 
 
-def _make_cancelled_verdict(cause: str, failures: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on a cancelled evaluation, with the line at which each rank was."""
-    if not any(end.has_begun for end in failures):
-        return Verdict(State.REPEATED, failure=cause)
-    positions = ", ".join(f"rank {end.rank} was{_describe_place(end)}" for end in failures)
-    return Verdict(
-        State.FAILED, failure=f"{cause}; {positions}", traceback=_join_tracebacks(failures)
-    )
-
-
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
     """Return the verdict on a timeout, with the lines of `waiting` and of its late peers."""
-    cut = [end for end in others if end.failure is not None and _is_cancelled(end)]
+    cut = [end for end in others if end.kind == FailureKind.CANCELLED]
     busy = [end for end in cut if not end.echo and not end.has_reported]
     late = busy or cut or list(others)
     awaited = ", ".join(f"rank {end.rank}, which {_describe_progress(end)}" for end in late)

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpo.errors import ExitStatus, StopRequest, UsageError
 from hpo.evaluation.host import RankPlace
 from hpo.evaluation.leader import find_target_stop
-from hpo.evaluation.trainer_tasks import run_test_in_trainer
+from hpo.evaluation.trainer_client import run_test_in_trainer
 from hpo.options import Options
 from hpo.problem import Problem
 from hpo.process.failure import format_with_hint

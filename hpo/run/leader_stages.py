@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpo.breeding.islands import IslandWorker
-from hpo.evaluation.checkpointer import Checkpointer
-from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.leader import Checkpointer, Leader, Limits
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rpc import RpcClient

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpo.errors import RunError, UsageError
-from hpo.layout import Layout
+from hpo.layout import Layout, list_usable_cores
 from hpo.options import Options
 from hpo.problem import Problem, RemoteConstraints
 from hpo.process.user_frames import UserFrames
@@ -59,19 +59,23 @@ def prepare_rank(
         is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
-    from hpo.evaluation.host import Host, check_gpus, share_threads
+    from hpo.evaluation.host import Host, check_gpus, compute_thread_share
     from hpo.evaluation.template_client import share_template
-    from hpo.evaluation.trainer_client import TrainerOptions, TrainerSlot
-    from hpo.evaluation.trainer_output import TrainerOutput
-    from hpo.evaluation.trainer_tasks import ConstraintClient
+    from hpo.evaluation.trainer_client import (
+        ConstraintClient,
+        TrainerOptions,
+        TrainerOutput,
+        TrainerSlot,
+    )
 
     world = job.world
     comm = split_by_host(world)
     with ExitStack() as resources:
         template, is_first_of_template = share_template(job.template, comm)
         resources.callback(template.close)
+        threads = compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
         log_level = options.log_level.upper()
-        trainer_options = TrainerOptions(share_threads(comm), log_level, is_attended)
+        trainer_options = TrainerOptions(threads, log_level, is_attended)
         slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)

@@ -20,7 +20,7 @@ from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.tpe import TPEPropagator
 from hpo.errors import UsageError
-from hpo.evaluation.checkpointer import Checkpointer
+from hpo.evaluation.leader import Checkpointer
 from hpo.results.models import compute_expected_losses
 from hpo.results.reader import RunReader
 from hpo.run.session import Session

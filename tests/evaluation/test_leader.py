@@ -13,9 +13,8 @@ from optuna.pruners import ThresholdPruner
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt, StartingPoint
-from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.draft_store import DraftStore
-from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.leader import Checkpointer, Leader, Limits
 from hpo.evaluation.verdict import RankEnd, State, Verdict
 from hpo.process.messages import Report
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
