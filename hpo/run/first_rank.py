@@ -192,7 +192,12 @@ class FirstRank:
     def report_outcome(self) -> int:
         """Print the summary of the run, write summary.json, and return the exit status."""
         evaluations = self.session.open_record().read_evaluations()
-        confirmations = self._read_confirmations()
+        plan = self.session.confirmation_plan
+        confirmations: list[Evaluation] = []
+        if plan.count and self.session.has_confirmations():
+            confirmations = plan.select_planned(
+                self.session.open_confirmations().read_evaluations()
+            )
         stopped = self._find_stop_request(evaluations, confirmations)
         individuals = None if stopped else self._count_individuals(evaluations)
         finished = sum(evaluation.is_finished for evaluation in evaluations)
@@ -291,14 +296,6 @@ class FirstRank:
         if stopping and unconfirmed and stopping.status == ExitStatus.BUDGET_SPENT:
             return replace(stopping, status=ExitStatus.UNFINISHED, remedy="")
         return None if self._is_budget_spent(evaluations) and not unconfirmed else stopping
-
-    def _read_confirmations(self) -> list[Evaluation]:
-        session = self.session
-        if not session.confirmation_plan.count or not session.has_confirmations():
-            return []
-        return session.confirmation_plan.select_planned(
-            session.open_confirmations().read_evaluations()
-        )
 
     def _make_health_gate(self, record: Record) -> HealthGate:
         layout = self.session.manifest.layout

@@ -18,7 +18,7 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.space import SearchSpace, Value
-from hpo.store.evaluations import Evaluation, rank_evaluations
+from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import make_confirmation_name
 from hpo.store.record import Record, make_directions
 from hpo.store.run_dir import RunDir
@@ -52,7 +52,10 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
     enqueued: list[dict[str, Value]] = []
     for number, entry in enumerate(entries, start=1):
         try:
-            params = _complete_params(entry, space, random.Random(f"{seed}/{number}"))
+            if not isinstance(entry, dict):
+                raise ValueError(f"must be an object, got {entry!r}")
+            rng = random.Random(f"{seed}/{number}")
+            params = space.draw(rng, _convert_params(entry, space))
         except ValueError as error:
             raise UsageError(
                 f"--enqueue {path}: entry {number}: {cut_text(str(error), _LONGEST_MISTAKE)}"
@@ -60,12 +63,6 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
         if params not in enqueued:
             enqueued.append(params)
     return enqueued
-
-
-def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"must be an object, got {entry!r}")
-    return space.draw(rng, _convert_params(entry, space))
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,23 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         theirs = _find_study_objectives(record, objectives)
     except UsageError as error:
         raise UsageError(f"--warm-start {shown}: {error}") from error
-    usable = sorted(filter(_is_usable, evaluations), key=lambda evaluation: evaluation.loss)
+    usable = []
+    for evaluation in evaluations:
+        numbers = (evaluation.loss, evaluation.started, evaluation.ended)
+        has_succeeded = evaluation.is_finished and evaluation.has_succeeded
+        if has_succeeded and all(map(math.isfinite, numbers)):
+            usable.append(evaluation)
+    usable.sort(key=lambda evaluation: evaluation.loss)
     founders = [evaluation for evaluation in usable if evaluation.inherits is None]
     candidates = [_clean_evaluation(founder, space, theirs, objectives) for founder in founders]
     valid = []
     misfits = []
     for candidate, misfit in zip(candidates, find_misfits(candidates, space), strict=True):
-        if mistake := misfit or _describe_missing_objective(candidate, objectives):
-            misfits.append(mistake)
+        missing = objectives.find_missing(candidate.metrics)
+        if misfit:
+            misfits.append(misfit)
+        elif missing:
+            misfits.append(f"trial {candidate.trial}: its {missing[0]!r} is not known")
         else:
             valid.append(candidate)
     if not valid:
@@ -123,13 +129,6 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
             f"--warm-start {shown}: no finished evaluation is valid in this search space: {reason}"
         )
     return WarmStart(shown, valid, misfits, settings, len(usable) - len(founders))
-
-
-def _is_usable(evaluation: Evaluation) -> bool:
-    """Return whether an evaluation of another study has succeeded, and has a finite loss."""
-    numbers = (evaluation.loss, evaluation.started, evaluation.ended)
-    has_succeeded = evaluation.is_finished and evaluation.has_succeeded
-    return has_succeeded and all(map(math.isfinite, numbers))
 
 
 def record_warm_start(
@@ -160,10 +159,8 @@ def record_warm_start(
     record.remember_source(warm_start.source)
     if not imported:
         return []
-    best = "".join(
-        f", the best {format_number(evaluation.loss)}"
-        for evaluation in rank_evaluations(warm_start.evaluations, 1)
-    )
+    complete = find_best(warm_start.evaluations)
+    best = f", the best {format_number(complete.loss)}" if complete else ""
     lines = [
         make_printable(f"with {format_count(imported, 'evaluation')} of {warm_start.source}{best}")
     ]
@@ -223,12 +220,6 @@ def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
     if names is not None:
         return record.objectives
     return ours if record.study.directions == make_directions(ours) else ONLY_LOSS
-
-
-def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) -> str:
-    """Return a text about the first objective that was not reported, or "" if all were."""
-    missing = objectives.find_missing(evaluation.metrics)
-    return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
 
 def _clean_evaluation(

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     """Breed individuals, claim them in the study, and evaluate them until the search is over.
 
-    Args:
-        rank: This rank of the search.
-        leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
-        client: Calls the writer of the study, which runs on the first rank.
+    The rank of a leader in `leaders`, all of them, is the index of its worker. `client` calls the
+    writer of the study, which runs on the first rank.
     """
     options = rank.options
     manifest = rank.manifest

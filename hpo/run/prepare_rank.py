@@ -95,7 +95,12 @@ def prepare_rank(
         is_later = is_first_of_template and request is None
         run_on_all(world, lambda: _load_search_file(template, problem, is_later))
         if request:
-            _print_unsafe_imports(template, problem)
+            reasons = dict(template.skipped_packages)
+            if template.unsafe_reason:
+                reasons = {"it": template.unsafe_reason, **reasons}
+            for package, danger in reasons.items():
+                text = f"when {package} is imported, {danger}: each trainer imports it"
+                print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
             if request and shows_progress:
                 print("preparing data", flush=True)
@@ -123,15 +128,6 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
     for kind, content in requests if is_to_load else ():
         template.ask(kind, **content)
     template.remember_requests(requests)
-
-
-def _print_unsafe_imports(template: TemplateClient, problem: Problem) -> None:
-    reasons = dict(template.skipped_packages)
-    if template.unsafe_reason:
-        reasons = {"it": template.unsafe_reason, **reasons}
-    for package, danger in reasons.items():
-        text = f"when {package} is imported, {danger}: each trainer imports it"
-        print(f"{problem.file.path}: {text}", flush=True)
 
 
 def _prepare_data(

@@ -87,6 +87,12 @@ def make_request(
     if options.warm_start is not None:
         warm_start = read_warm_start(options.warm_start, file.space, file.objectives)
     storage = options.storage or (before.storage if before else None)
+    priors = {}
+    if file.space.priors:
+        try:
+            priors = file.space.draw_priors(random.Random(f"{options.seed}/priors"))
+        except ValueError as error:
+            raise UsageError(f"{file.path}: the priors: {error}") from error
     return RunRequest(
         options=options,
         layout=layout,
@@ -94,20 +100,10 @@ def make_request(
         previous=before,
         storage=resolve_url(storage) if storage is not None else None,
         setting_texts=texts,
-        prior_params=_draw_priors(file, options.seed),
+        prior_params=priors,
         enqueued=enqueued,
         warm_start=warm_start,
     )
-
-
-def _draw_priors(file: SearchDescription, seed: int) -> dict[str, Any]:
-    """Return hyperparameters with the values that the priors expect; empty without priors."""
-    if not file.space.priors:
-        return {}
-    try:
-        return file.space.draw_priors(random.Random(f"{seed}/priors"))
-    except ValueError as error:
-        raise UsageError(f"{file.path}: the priors: {error}") from error
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
@@ -213,12 +209,7 @@ def check_pbt(
 def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str = "") -> None:
     """Raise a UsageError if an option cannot be used with evaluations that inherit weights.
 
-    Args:
-        reason: The first words of the message: why evaluations inherit weights, such as "--pbt".
-        remedy: An alternative to a change of the option, for the message.
-
-    Raises:
-        UsageError: One of the options is used.
+    `reason` begins the message, such as "--pbt". `remedy` is an alternative to a changed option.
     """
     if pruner != "none":
         raise UsageError(

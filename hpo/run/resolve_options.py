@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -38,10 +38,13 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     kept = read_kept_options(last)
     kept_islands = kept.pop("islands", None)
     options = Options(**{**kept, **given})
-    if not last:
-        _check_islands(options.islands, given.get("propagators", ()))
-    # A resumed run may have fewer workers than propagators: the first propagators then go on.
+    # A resumed run may have fewer workers than propagators: the first propagators then continue.
     named = () if last else given.get("propagators", ())
+    if options.islands is not None and len(named) > options.islands:
+        raise UsageError(
+            f"--propagators {','.join(named)}: each propagator needs its own island, "
+            f"and --islands is {options.islands}"
+        )
     layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, named)
     if last and options.islands is None:
         islands = max(kept_islands or 2, len(options.propagators))
@@ -50,14 +53,6 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     if options.generations is not None:
         options = replace(options, evaluations=options.generations * layout.workers)
     return options, layout
-
-
-def _check_islands(islands: int | None, propagators: Sequence[str]) -> None:
-    if islands is not None and len(propagators) > islands:
-        raise UsageError(
-            f"--propagators {','.join(propagators)}: each propagator needs its own island, "
-            f"and --islands is {islands}"
-        )
 
 
 def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,11 +77,7 @@ def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line of text for each kept option that has changed since the previous session.
 
-    Amounts such as --evaluations are left out.
-
-    Args:
-        before: The options of the previous session, as JSON values.
-        now: The options of this session, as JSON values.
+    Amounts such as --evaluations are left out. The options are JSON values.
     """
     lines = []
     for name, option in RECORDED_OPTIONS.items():

@@ -41,14 +41,9 @@ _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 
 def run_search(options: Options, layout: Layout, job: Job) -> int:
-    """Run a search to its end. Collective: call on all ranks.
+    """Run a search to its end, and return the exit status. Collective: call on all ranks.
 
-    Returns:
-        The exit status.
-
-    Raises:
-        UsageError: An option, a setting or the search file is not valid. The error is raised on all
-            ranks, before the run starts.
+    Raises UsageError on all ranks if an option, a setting or the search file is not valid.
     """
     world = job.world
     index = layout.find_worker(world.rank)
@@ -185,11 +180,11 @@ class SearchRank:
     def _connect_writer(
         self, make_writer: Callable[[], StudyWriter] | None, budget: int
     ) -> Iterator[RpcClient]:
-        """Yield a connection to the writer, and show its progress on the first rank."""
-        with connect_writer(self.job, make_writer) as (connection, writer):
+        """Yield a client of the writer, and show its progress on the first rank."""
+        with connect_writer(self.job, make_writer) as (client, writer):
             shown = self.first.show_progress(writer, budget) if self.first and writer else None
             with shown or nullcontext():
-                yield connection
+                yield client
 
     def _share_stop_request(self) -> None:
         # A rank may have stopped the run before its message has reached the other ranks.
@@ -206,11 +201,8 @@ def connect_writer(
 
     When all ranks have left the ``with`` block, the results of all calls in it are on disk.
 
-    Args:
-        make_writer: A function that returns the writer, on the first rank; None on other ranks.
-
-    Yields:
-        The connection to the writer; and the writer itself on the first rank, None on other ranks.
+    `make_writer` returns the writer on the first rank, and is None on other ranks. Yields a client
+    of the writer, and the writer itself on the first rank.
     """
     comm = job.world.copy()
     client = RpcClient(comm)

@@ -86,11 +86,7 @@ class Session:
         return CachedStorage(storage, storage.get_study_id_from_name(study), self.patience)
 
     def find_roots_to_inherit(self, record: Record) -> set[int]:
-        """Return the trials whose checkpoints must be kept, because evaluations can inherit them.
-
-        An evaluation that was resumed or promoted has several trials. Its checkpoint has the number
-        of the first of them. The set is empty without population based training.
-        """
+        """Return the individuals whose checkpoints must be kept, since others can inherit them."""
         if not self.manifest.pbt:
             return set()
         islands = self.manifest.layout.islands
@@ -101,14 +97,8 @@ class Session:
     ) -> list[Evaluation]:
         """Return the evaluations to confirm with other seeds.
 
-        Args:
-            evaluations: All evaluations of the search.
-            confirmations: All evaluations of the study that confirms the best.
-            n: The number of individuals to confirm.
-
-        Returns:
-            The n best, and the individuals that earlier sessions confirmed. If n has changed since
-            the previous session, only the n best.
+        These are the n best, and the individuals that earlier sessions confirmed. If n has changed
+        since the previous session, only the n best.
         """
         best = select_top(evaluations, n, self.manifest.objectives)
         if any(session.options.get("top_n", n) != n for session in self.manifest.sessions[-2:]):
@@ -147,11 +137,7 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
     Args:
         run_dir: The path of the directory. None: a new directory in runs/.
         name: The name of the search file, from which the name of a new directory is made.
-        resume: Whether the directory may already have a run.
         resources: Holds the lock until it is closed.
-
-    Raises:
-        UsageError: The directory cannot be used, or is in use.
     """
     entered = RunDir(run_dir) if run_dir else make_run_dir(name)
     try:
@@ -169,18 +155,20 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
 def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPlace]) -> Session:
     """Create the study of a run, or prepare it to resume the run, and write run.json.
 
-    Args:
-        run_dir: The run directory, which `enter_run_dir` has locked.
-        places: The host and the GPUs of each rank.
-
-    Raises:
-        UsageError: The study cannot be used, or belongs to another run.
+    `enter_run_dir` has locked the run directory. Raises UsageError if the study cannot be used, or
+    belongs to another run.
     """
     problem = request.problem
     before = request.previous
     hosts = list({place.host: place.host_name for place in places}.values())
     manifest = _make_manifest(run_dir, request, hosts)
-    session = Session(run_dir, _locate_storage(run_dir, request), manifest)
+    storage = request.storage or run_dir.journal.name
+    if has_hidden_password(storage):
+        raise UsageError(
+            f"the study of {run_dir.path} is in {storage}: give --storage URL again, "
+            "with the password"
+        )
+    session = Session(run_dir, run_dir.locate_storage(storage), manifest)
     _check_storage(session, resumes=before is not None)
     progress = _resume_study(session, request) if before else _create_study(session, problem.space)
     earlier = before.sessions if before else ()
@@ -249,25 +237,17 @@ def _count_most_checkpoints(request: RunRequest) -> int:
     return 2 * request.layout.workers + kept + paused
 
 
-def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
-    storage = request.storage or run_dir.journal.name
-    if has_hidden_password(storage):
-        raise UsageError(
-            f"the study of {run_dir.path} is in {storage}: give --storage URL again, "
-            "with the password"
-        )
-    return run_dir.locate_storage(storage)
-
-
 def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, still without its list of sessions."""
     problem = request.problem
     before = request.previous
     options = request.options
+    warm_start = before.warm_start if before else None
     if request.warm_start is not None:
-        warm_start: str | None = request.warm_start.source
-    else:
-        warm_start = before.warm_start if before else None
+        warm_start = request.warm_start.source
+    arguments = sys.argv
+    for storage in filter(None, (options.storage, options.warm_start)):  # Without passwords.
+        arguments = [argument.replace(storage, mask_password(storage)) for argument in arguments]
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
@@ -289,7 +269,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         storage=mask_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
         sessions=(),
-        command=shlex.join(_remove_passwords(sys.argv, options.storage, options.warm_start)),
+        command=shlex.join(arguments),
     )
 
 
@@ -346,7 +326,11 @@ def _resume_study(session: Session, request: RunRequest) -> str:
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
-    _check_heirs(record, session)
+    heirs = [one for one in record.read_evaluations() if one.inherits is not None]
+    if heirs:
+        reason = f"trial {heirs[0].trial}, which inherits from trial {heirs[0].inherits},"
+        remedy = f"start another run with --warm-start {run_dir.path}"
+        check_with_heirs(session.manifest.pruner, session.manifest.confirm_seeds, reason, remedy)
     with convert_storage_errors(storage):
         record.requeue_interrupted(run_dir.previous_crashed)
         confirmations = open_study(storage, session.manifest.confirmation_study)
@@ -379,17 +363,6 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
             raise UsageError(f"{mask_password(session.storage)}: {misfit}{hint}")
 
 
-def _check_heirs(record: Record, session: Session) -> None:
-    """Raise a UsageError if an option cannot be used with evaluations that inherit weights."""
-    heirs = [one for one in record.read_evaluations() if one.inherits is not None]
-    if heirs:
-        heir = heirs[0]
-        reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
-        remedy = f"start another run with --warm-start {session.run_dir.path}"
-        run = session.manifest
-        check_with_heirs(run.pruner, run.confirm_seeds, reason, remedy)
-
-
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
     """Record evaluations of --warm-start, priors and --enqueue. Return lines about the import."""
     record = session.open_record()
@@ -415,9 +388,3 @@ def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
         if params not in known:
             record.enqueue(params, space.make_distributions(), propagator="--enqueue")
     return lines
-
-
-def _remove_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
-    for storage in filter(None, storages):
-        arguments = [argument.replace(storage, mask_password(storage)) for argument in arguments]
-    return list(arguments)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpo.problem import SearchDescription
@@ -46,10 +46,11 @@ def keep_source(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
 ) -> SessionEntry:
     """Copy the search file that was imported; return the session's entry for run.json."""
-    commit = find_commit(search.location)
     kept = _keep_copy(run_dir, search.source, earlier)
-    version = (commit.id, commit.dirty) if commit else (None, None)
-    return SessionEntry(started, kept.name, search.sha256, *version)
+    entry = SessionEntry(started, kept.name, search.sha256)
+    if commit := find_commit(search.location):
+        entry = replace(entry, commit=commit.id, dirty=commit.dirty)
+    return entry
 
 
 def describe_source_changes(
@@ -69,9 +70,11 @@ def describe_source_changes(
             f"used {files} in {run_dir.path}: losses may not be comparable",
             *lines,
         ]
-    commit_before = _make_commit(before)
-    commit_now = _make_commit(now)
-    if commit_before is None or commit_now is None or commit_before == commit_now:
+    if before.commit is None or now.commit is None:
+        return []
+    commit_before = Commit(before.commit, bool(before.dirty))
+    commit_now = Commit(now.commit, bool(now.dirty))
+    if commit_before == commit_now:
         return []
     return [
         f"{search.path} has not changed, but its repository was at commit {commit_before} before, "
@@ -86,10 +89,8 @@ def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) 
         if _read_bytes(path) == source:
             return path
     names = [*(path.name for path in copies), *(session.file for session in earlier)]
-    number = 1 + max(
-        (int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match), default=0
-    )
-    path = run_dir.path / f"search_space-{number}.py"
+    numbers = [int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match]
+    path = run_dir.path / f"search_space-{1 + max(numbers, default=0)}.py"
     write_atomically(path, source)
     return path
 
@@ -105,10 +106,12 @@ def _describe_difference(
     source = _read_bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
         return f", and its copy {before} is missing or was edited", []
-    difference = list(
-        difflib.unified_diff(_split_lines(source), _split_lines(search.source), n=0, lineterm="")
-    )[2:]
-    added, removed = (sum(line.startswith(sign) for line in difference) for sign in "+-")
+    before_lines, now_lines = (
+        content.decode(errors="surrogateescape").split("\n") for content in (source, search.source)
+    )
+    difference = list(difflib.unified_diff(before_lines, now_lines, n=0, lineterm=""))[2:]
+    added = sum(line.startswith("+") for line in difference)
+    removed = sum(line.startswith("-") for line in difference)
     lines = [
         f"  {cut_text(make_printable(line.expandtabs(4)))}".rstrip()
         for line in difference[:_MOST_DIFFERENCE_LINES]
@@ -119,19 +122,11 @@ def _describe_difference(
     return f": {format_count(added, 'line')} added, {removed} removed", lines
 
 
-def _split_lines(source: bytes) -> list[str]:
-    return source.decode(errors="surrogateescape").split("\n")
-
-
 def _read_bytes(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
         return None
-
-
-def _make_commit(session: SessionEntry) -> Commit | None:
-    return Commit(session.commit, bool(session.dirty)) if session.commit else None
 
 
 def find_commit(path: Path) -> Commit | None:

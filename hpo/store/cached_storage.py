@@ -6,10 +6,9 @@ import copy
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from functools import partial
 from typing import Any
 
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -108,9 +107,29 @@ class CachedStorage(BaseStorage):
         self._update_trial(trial_id, user_attrs={**self.get_trial(trial_id).user_attrs, key: value})
 
     def _write_pending_values(self) -> None:
-        values, self._pending_values = self._pending_values, []
-        if values:
-            set_intermediate_values(self._storage, values, self._retry)
+        """Write losses: those of a database in one transaction, with one flush.
+
+        Optuna writes each loss in its own transaction, and flushes the disk after each.
+        """
+        values = self._pending_values
+        self._pending_values = []
+        if not isinstance(self._storage, _CachedStorage) or len(values) <= 1:
+            for value in values:
+                self._storage.set_trial_intermediate_value(*value)
+            return
+        database = self._storage._backend
+
+        def write() -> None:
+            from optuna.storages._rdb.storage import _create_scoped_session
+
+            with _create_scoped_session(database.scoped_session, True) as session:
+                for value in values:
+                    database._set_trial_intermediate_value_without_commit(session, *value)
+
+        if self._retry is None:
+            write()
+        else:
+            self._retry.call(write)  # To set a value twice does no harm.
 
     def _update_trial(self, trial_id: int, **fields: Any) -> None:
         """Replace a cached trial by a changed copy: callers may still use the old object."""
@@ -134,11 +153,9 @@ class CachedStorage(BaseStorage):
         """
         if study_id != self._study_id:
             return self._storage.get_all_trials(study_id, deepcopy, states)
-        found = (
-            self._trials
-            if states is None
-            else [trial for trial in self._trials if trial.state in states]
-        )
+        found = self._trials
+        if states is not None:
+            found = [trial for trial in found if trial.state in states]
         return copy.deepcopy(found) if deepcopy else found
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
@@ -160,34 +177,3 @@ class CachedStorage(BaseStorage):
     get_all_studies = _delegate("get_all_studies")
     set_trial_param = _delegate("set_trial_param")
     set_trial_system_attr = _delegate("set_trial_system_attr")
-
-
-IntermediateValue = tuple[int, int, float]  # Id of the trial, step and loss.
-
-
-def set_intermediate_values(
-    storage: BaseStorage, values: Sequence[IntermediateValue], retry: StorageRetry | None = None
-) -> None:
-    """Write losses to a storage.
-
-    Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If
-    the storage is a database, this function uses one transaction for all losses. `retry` repeats
-    the transaction while the database is unavailable; None raises the error at once.
-    """
-    if isinstance(storage, _CachedStorage) and len(values) > 1:
-        step = partial(_set_in_one_transaction, storage._backend, values)
-        if retry is None:
-            step()
-        else:
-            retry.call(step)  # To set a value twice does no harm.
-        return
-    for value in values:
-        storage.set_trial_intermediate_value(*value)
-
-
-def _set_in_one_transaction(database: RDBStorage, values: Sequence[IntermediateValue]) -> None:
-    from optuna.storages._rdb.storage import _create_scoped_session
-
-    with _create_scoped_session(database.scoped_session, True) as session:
-        for value in values:
-            database._set_trial_intermediate_value_without_commit(session, *value)

@@ -103,7 +103,8 @@ class Follower:
     def read(self) -> list[Evaluation]:
         """Return the evaluations that were added or changed since the previous call, each once."""
         self._log.update()
-        first, self._count = self._count, len(self._log.entries)
+        first = self._count
+        self._count = len(self._log.entries)
         changes = self._log.list_evaluations() if first is None else self._log.list_changed(first)
         if not self._with_losses:
             return changes

@@ -29,24 +29,18 @@ _LOW_SPACE_BYTES = 1 << 30  # Bytes needed if the size of checkpoints is unknown
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Describe the progress of an evaluation when its checkpoint was saved.
-
-    Attributes:
-        params: Hyperparameters of the evaluation.
-        losses: Losses that were reported before the checkpoint, ordered by step.
-        metrics: Metrics that were reported with the lowest of these losses.
-        seconds: Duration of the evaluation before the checkpoint.
-        tree: State that the objective saved. Each tensor is replaced by its name in the file.
-        has_weights: Whether the file also contains the network weights that reached the lowest
-            loss.
-    """
+    """Describe the progress of an evaluation when its checkpoint was saved."""
 
     params: dict[str, Any]
     losses: list[float]
+    """Losses that were reported before the checkpoint, ordered by step."""
     metrics: dict[str, float]
+    """Metrics that were reported with the lowest of these losses."""
     seconds: float
     tree: Any = None
+    """State that the objective saved. Each tensor is replaced by its name in the file."""
     has_weights: bool = False
+    """Whether the file also contains the weights of the network at the lowest loss."""
 
 
 class CheckpointStore:
@@ -118,12 +112,10 @@ class CheckpointStore:
     def remove_all_except(self, roots: Collection[int]) -> None:
         """Remove all checkpoints but these, and all drafts; no process may write one."""
         kept = {self.get_path(root) for root in roots}
-        for path in [
-            *self._folder.glob(f"{self._prefix}[0-9]*.safetensors"),
-            *self._folder.glob(".*.safetensors"),
-        ]:
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        for pattern in (f"{self._prefix}[0-9]*.safetensors", ".*.safetensors"):
+            for path in self._folder.glob(pattern):
+                if path not in kept:
+                    path.unlink(missing_ok=True)
 
     def remove_empty_folder(self) -> None:
         """Remove the folder if it is empty. No process may write to it during this call."""
@@ -156,13 +148,8 @@ def read_checkpoint_info(
     """Read the description of the evaluation from a checkpoint file.
 
     Args:
-        path: Checkpoint file.
         params: Hyperparameters that the evaluation must have; None for any.
-        is_checked: Whether to read the whole file and verify its checksum. Otherwise, only its size
-            is verified.
-
-    Returns:
-        The description of the evaluation.
+        is_checked: Whether to verify the checksum of the whole file, or only its size.
 
     Raises:
         ValueError: If the file cannot be read, is damaged, or belongs to other hyperparameters.

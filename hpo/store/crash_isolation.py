@@ -31,11 +31,11 @@ def select_next_waiting(
         return cleared[0]
     suspects = [trial for trial in waiting if trial.crash_count == 1]
     running_suspects = sum(trial.crash_count > 0 for trial in running)
-    if suspects:
-        return (
-            suspects[0] if running_suspects < math.isqrt(len(suspects) + running_suspects) else None
-        )
-    return waiting[0] if is_last and not running else None
+    if suspects and running_suspects < math.isqrt(len(suspects) + running_suspects):
+        return suspects[0]
+    if not suspects and is_last and not running:
+        return waiting[0]
+    return None
 
 
 def has_progressed(evaluation: Evaluation) -> bool:

@@ -149,29 +149,23 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Describe a trial that a worker has to run.
-
-    Attributes:
-        trial_id: Id of the trial in the storage.
-        number: Number of the trial in its study.
-        params: Values of the active hyperparameters.
-        root: Number of the individual's first trial, which identifies the checkpoint.
-        seed: Seed of the evaluation; None for the seed of the run.
-        parent: First trial of the individual from whose checkpoint this trial starts; None without
-            one.
-        confirms: Trial of the search that this trial confirms with another seed; None for a trial
-            of the search.
-        tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
-    """
+    """Describe a trial that a worker has to run."""
 
     trial_id: int
+    """Id of the trial in the storage."""
     number: int
+    """Number of the trial in its study."""
     params: dict[str, Any]
     root: int
+    """Number of the individual's first trial, which identifies the checkpoint."""
     seed: int | None = None
+    """None for the seed of the run."""
     parent: int | None = None
+    """First trial of the individual from whose checkpoint this trial starts; None without one."""
     confirms: int | None = None
+    """Trial of the search that this one confirms with another seed; None in the search."""
     tests: int | None = None
+    """Trial that this one repeats on a suspected worker; None if it is not such a test."""
 
 
 def format_label(trial: int, confirms: bool) -> str:

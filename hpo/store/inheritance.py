@@ -25,16 +25,12 @@ PARENTS_PER_ISLAND = 10
 def rank_heritable(
     evaluations: Sequence[Evaluation], island: int, islands: int
 ) -> list[Evaluation]:
-    """Return the complete evaluations of an island with a final checkpoint, best first."""
+    """Return the complete evaluations of an island with a final checkpoint, best first.
+
+    New individuals may start from the checkpoints of the first `PARENTS_PER_ISLAND`.
+    """
     own = [e for e in evaluations if e.island % islands == island and can_be_inherited(e)]
     return sorted(own, key=lambda e: (e.loss, e.trial))
-
-
-def select_parents(
-    evaluations: Sequence[Evaluation], island: int, islands: int
-) -> list[Evaluation]:
-    """Return the best of an island, best first; individuals may start from their checkpoints."""
-    return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
 def can_be_inherited(evaluation: Evaluation) -> bool:
@@ -65,18 +61,9 @@ def find_superseded(
     Their checkpoints are not needed any more. Evaluations from which a running or waiting
     evaluation inherits are left out.
     """
-    used = {
-        evaluation.inherits
-        for evaluation in evaluations
-        if evaluation.state in ("running", "waiting")
-    }
-    return [
-        evaluation
-        for evaluation in rank_heritable(evaluations, island, islands)[
-            PARENTS_PER_ISLAND : 2 * PARENTS_PER_ISLAND
-        ]
-        if evaluation.trial not in used
-    ]
+    used = {e.inherits for e in evaluations if e.state in ("running", "waiting")}
+    behind = rank_heritable(evaluations, island, islands)[PARENTS_PER_ISLAND:]
+    return [e for e in behind[:PARENTS_PER_ISLAND] if e.trial not in used]
 
 
 def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
@@ -86,14 +73,11 @@ def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
     """Return the trials with needed checkpoints: possible parents, and those of waiting trials."""
-    best = [
-        parent.trial
-        for island in range(islands)
-        for parent in select_parents(evaluations, island, islands)
-    ]
-    return best + [
-        e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None
-    ]
+    kept = [e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None]
+    for island in range(islands):
+        best = rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
+        kept += [evaluation.trial for evaluation in best]
+    return kept
 
 
 def trace_lineage(
@@ -101,23 +85,14 @@ def trace_lineage(
 ) -> list[Evaluation]:
     """Return an evaluation with its parent, grandparent and so on, oldest first."""
     lineage = [evaluation]
-    while (
-        parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)
-    ) is not None:
-        lineage.insert(0, parent)
+    while lineage[0].inherits is not None and lineage[0].inherits in evaluations:
+        lineage.insert(0, evaluations[lineage[0].inherits])
     return lineage
 
 
 @dataclass(frozen=True)
 class InheritancePolicy:
-    """Select the parent of each new individual: the trial from whose checkpoint it starts.
-
-    Attributes:
-        record: Record of the run.
-        space: Search space of the run.
-        islands: Number of islands.
-        checkpoints: Checkpoints of the run.
-    """
+    """Select the parent of each new individual: the trial from whose checkpoint it starts."""
 
     record: Record
     space: SearchSpace
@@ -126,24 +101,21 @@ class InheritancePolicy:
 
     def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
         """Return the trial from whose checkpoint a new individual of an island starts."""
-        best = select_parents(self.record.read_evaluations(), island, self.islands)
-        available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]
+        evaluations = self.record.read_evaluations()
+        available = []
+        for evaluation in rank_heritable(evaluations, island, self.islands)[:PARENTS_PER_ISLAND]:
+            # Users may remove checkpoint files, and damaged files are removed.
+            (root,) = self.record.find_roots([evaluation.trial])
+            if self.checkpoints.get_path(root).exists():
+                available.append(evaluation)
         parent = find_parent(params, available, self.space)
         return parent.trial if parent else None
-
-    def _has_checkpoint(self, trial: int) -> bool:
-        """Return whether the checkpoint file of a trial exists.
-
-        Users may remove it, and damaged files are removed.
-        """
-        (root,) = self.record.find_roots([trial])
-        return self.checkpoints.get_path(root).exists()
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
         """Return whether `trial` would be a possible parent if it ended with this loss."""
         evaluations = self.record.read_evaluations()
-        best = select_parents(evaluations, evaluations[trial].island, self.islands)
-        return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
+        ranked = rank_heritable(evaluations, evaluations[trial].island, self.islands)
+        return len(ranked) < PARENTS_PER_ISLAND or loss < ranked[PARENTS_PER_ISLAND - 1].loss
 
     def find_superseded(self, trial: int) -> list[int]:
         """Return the individuals whose checkpoints `trial` makes unnecessary."""

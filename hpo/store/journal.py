@@ -65,21 +65,14 @@ def parse_entry(line: bytes) -> dict[str, Any]:
         or not 0 <= operation < len(_REQUIRED_FIELDS)
     ):
         raise ValueError(f"is not an entry of a journal: {line[:40]!r}")
-    for name, fits in _REQUIRED_FIELDS[operation].items():
-        if name not in entry or not fits(entry[name]):
-            raise ValueError(
-                f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}"
-            )
-    for name, fits in _OPTIONAL_FIELDS.items():
+    required = _REQUIRED_FIELDS[operation]
+    for name, fits in [*required.items(), *_OPTIONAL_FIELDS.items()]:
+        if name not in entry and name in required:
+            raise ValueError(f"is not an entry of a journal: {name!r} is missing")
         if name in entry and not fits(entry[name]):
-            raise ValueError(
-                f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}"
-            )
+            found = format_repr(entry[name])[:40]
+            raise ValueError(f"is not an entry of a journal: {name!r} is {found}")
     return entry
-
-
-def _describe_field(entry: Mapping[str, Any], name: str) -> str:
-    return format_repr(entry[name])[:40] if name in entry else "missing"
 
 
 def _is_single_item(value: object) -> bool:
@@ -148,13 +141,16 @@ class FileLock(JournalFileSymlinkLock):
 
     def acquire(self) -> bool:
         """Wait for the lock, take it, and return True; raise OSError if it cannot be created."""
-        pause, seen, since = _MIN_SLEEP, -1.0, clock.now()
+        pause = _MIN_SLEEP
+        seen = -1.0
+        since = clock.now()
         while True:
             with suppress(FileExistsError):
                 self._link.symlink_to(self._path)
                 return True
             if (mtime := self._read_mtime()) != seen:
-                seen, since = mtime, clock.now()
+                seen = mtime
+                since = clock.now()
             elif clock.now() - since > self._stale_after:
                 with suppress(RuntimeError):  # Another rank has removed the lock.
                     self.release()
@@ -216,11 +212,9 @@ class Journal(JournalFileBackend):
         self._path = path.absolute()
         self._guard = FileLock(self._path, _STALE_LOCK_SECONDS)
         super().__init__(str(self._path), self._guard)
-        self._written_sum, self._read_sum, self._lines_read = (
-            RunningChecksum(),
-            RunningChecksum(),
-            0,
-        )
+        self._written_sum = RunningChecksum()
+        self._read_sum = RunningChecksum()
+        self._lines_read = 0
         self._group_commit: GroupCommit | None = None
 
     @contextmanager
@@ -245,10 +239,8 @@ class Journal(JournalFileBackend):
             yield from self._group_commit.take_entries()
             return
         if log_number_from != self._lines_read:
-            self._read_sum, self._lines_read = RunningChecksum(), 0
-        yield from self._read_entries(log_number_from)
-
-    def _read_entries(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+            self._read_sum = RunningChecksum()
+            self._lines_read = 0
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
@@ -318,7 +310,8 @@ class Journal(JournalFileBackend):
         file.seek(self._written_sum.offset)
         while chunk := file.read(end - self._written_sum.offset):
             self._written_sum.add(chunk)
-        ahead, lines = copy.copy(self._written_sum), b""
+        ahead = copy.copy(self._written_sum)
+        lines = b""
         for log in logs:
             line = ahead.format_line(log)
             ahead.add(line)
@@ -368,7 +361,8 @@ class GroupCommit:
     def commit(self) -> bool:
         """Write all entries since the previous commit durably; return if there were any."""
         # If writing fails, these lines are lost: the error ends the run, which can be resumed.
-        lines, self._lines = self._lines, b""
+        lines = self._lines
+        self._lines = b""
         with self._journal._convert_write_errors():
             if lines:
                 self._check_end()
@@ -392,7 +386,8 @@ class GroupCommit:
         journal = self._journal
         with journal._convert_write_errors():
             journal._guard.acquire()
-            self._has_lock, self._locked_at = True, clock.now()
+            self._has_lock = True
+            self._locked_at = clock.now()
             # The lines that this process has read must still be there: trials are numbered by them.
             if os.fstat(self._file.fileno()).st_size < journal._read_sum.offset:
                 raise self._make_error("changed")

@@ -31,24 +31,20 @@ Each version that a session used has one copy.
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """Describe one session of a run, which is one start or resume.
-
-    Attributes:
-        started: Start of the session, as text in ISO 8601 format.
-        file: Name of the copy of the search space file in the run directory.
-        sha256: Checksum of the search space file.
-        commit: Commit of the file's git repository; None without a repository.
-        dirty: Whether the repository had uncommitted changes; None without a repository.
-        options: Values of the options in `hpo.options.RECORDED_OPTIONS`, as JSON.
-        settings: Values of all settings, as JSON.
-    """
+    """Describe one session of a run, which is one start or resume."""
 
     started: str
+    """Start of the session, as text in ISO 8601 format."""
     file: str
+    """Name of the copy of the search space file in the run directory."""
     sha256: str
+    """Checksum of the search space file."""
     commit: str | None = None
+    """Commit of the file's git repository; None without a repository."""
     dirty: bool | None = None
+    """Whether the repository had uncommitted changes; None without a repository."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of the options in `hpo.options.RECORDED_OPTIONS`, as JSON."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -61,30 +57,21 @@ class Manifest:
     session.
 
     Attributes:
-        format: Version of the format of the run directory.
-        search_space: Search space file.
+        search_space: Path of the search space file.
         space: Description of each parameter of the search space, by name.
         priors: Description of each parameter that has a prior, with its prior, by name.
-        layout: Numbers of ranks, ranks per worker and islands.
-        hosts: Names of the hosts.
-        versions: Versions of the packages.
         started: Start of the latest session, as text in ISO 8601 format.
         settings: Values of all settings, as JSON.
         set: Values given with --set in any session, as text.
         budget: Number of evaluations.
-        seed: Seed of the run.
-        propagators: Names of the propagators.
-        pruner: Name of the pruner.
         confirm_seeds: Number of other seeds with which each of the best individuals is trained
             again.
         pbt: Whether individuals start from checkpoints of others (population based training).
-        objectives: Objectives of the search space file.
         warm_start: Run that was imported; None without one.
         storage: URL of the study's storage without its password, or name of a journal file in the
             run directory.
         study: Name of the study in the storage.
         sessions: Sessions of the run, oldest first.
-        command: Command line of the run.
     """
 
     format: int = FORMAT
@@ -139,7 +126,8 @@ def parse_manifest(content: object, path: Path) -> Manifest:
         )
     read: dict[str, Any] = {}
     for field in dataclasses.fields(Manifest):
-        name, is_needed = field.name, field.default is field.default_factory is dataclasses.MISSING
+        name = field.name
+        is_needed = field.default is field.default_factory is dataclasses.MISSING
         if name in values or is_needed:
             read[name] = _parse_field(name, values.get(name), path)
     return Manifest(**read)
@@ -173,48 +161,44 @@ def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _is_objectives(value: object) -> bool:
-    if not isinstance(value, dict) or not all(
-        _is_list_of(is_text)(value.get(key)) for key in ("names", "maximized")
-    ):
+    if not isinstance(value, dict):
         return False
-    names = value["names"]
-    return (
-        names[:1] == [LOSS]
-        and len({*names}) == len(names)
-        and {*value["maximized"]} <= {*names[1:]}
-    )
+    names: Any = value.get("names")
+    maximized: Any = value.get("maximized")
+    are_lists = _is_list_of(is_text)(names) and _is_list_of(is_text)(maximized)
+    if not are_lists or names[:1] != [LOSS]:
+        return False
+    return len({*names}) == len(names) and {*maximized} <= {*names[1:]}
 
 
 def _is_session(entry: object) -> bool:
-    def is_like(key: str, pattern: str) -> bool:
-        return (
-            isinstance(entry, dict)
-            and is_text(entry.get(key))
-            and bool(re.fullmatch(pattern, entry[key]))
-        )
+    if not isinstance(entry, dict):
+        return False
 
-    if not (
-        isinstance(entry, dict)
-        and is_like("file", SEARCH_FILE_PATTERN.pattern)
+    def is_like(key: str, pattern: str) -> bool:
+        return is_text(entry.get(key)) and bool(re.fullmatch(pattern, entry[key]))
+
+    options = entry.get("options", {})
+    return (
+        is_like("file", SEARCH_FILE_PATTERN.pattern)
         and is_like("sha256", "[0-9a-f]{64}")
-    ):
-        return False
-    options, settings = entry.get("options", {}), entry.get("settings", {})
-    if not (
-        is_mapping(options)
+        and is_mapping(options)
         and all(itertools.starmap(is_valid_json, options.items()))
-        and is_mapping(settings)
-    ):
-        return False
-    return entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}")
+        and is_mapping(entry.get("settings", {}))
+        and (entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}"))
+    )
 
 
 def _parse_session(entry: Mapping[str, Any]) -> SessionEntry:
     commit = entry.get("commit")
-    dirty = bool(entry.get("dirty")) if commit else None
-    asked = {key: entry.get(key, {}) for key in ("options", "settings")}
     return SessionEntry(
-        str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty, **asked
+        str(entry.get("started", "")),
+        entry["file"],
+        entry["sha256"],
+        commit,
+        bool(entry.get("dirty")) if commit else None,
+        entry.get("options", {}),
+        entry.get("settings", {}),
     )
 
 

@@ -62,19 +62,14 @@ class OutputLog:
 
 @dataclass(frozen=True)
 class LogTail:
-    """Hold the last lines of a file.
-
-    Attributes:
-        path: Path of the file.
-        lines: Last lines of the file.
-        lines_before: Number of lines in the file before `lines`.
-        problem: Reason why the file cannot be read; empty if it can.
-    """
+    """Hold the last lines of a file."""
 
     path: Path
     lines: list[str]
     lines_before: int = 0
+    """Number of lines in the file before `lines`."""
     problem: str = ""
+    """Reason why the file cannot be read; empty if it can."""
 
 
 def read_log_tail(path: Path) -> LogTail | None:
@@ -83,7 +78,8 @@ def read_log_tail(path: Path) -> LogTail | None:
         return None
     if not path.is_file():
         return LogTail(path, [], problem="it is not a file")
-    line_breaks, end = 0, b""
+    line_breaks = 0
+    end = b""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_SIZE):

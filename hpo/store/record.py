@@ -264,18 +264,17 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         make_attributes: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Import evaluations of another run, and return their number.
+        """Import complete, pruned and paused evaluations of another run, and return their number.
 
         Skip hyperparameters that this study has already. Imported evaluations do not count against
         the budget. No other process may start trials during this call.
 
         Args:
-            evaluations: Complete, pruned and paused evaluations of the other run.
-            distributions: Distributions of the search space.
             make_attributes: Function that returns the attributes to record for an evaluation. Its
                 second argument is the number of evaluations that this call has imported before.
         """
-        count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
+        count = 0
+        known = {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:
             if (params := frozenset(evaluation.params.items())) in known:
                 continue
@@ -304,7 +303,10 @@ class Record:
         trial = self._storage.get_trial(assignment.trial_id)
         evaluation = make_evaluation(trial)
         crash_count = 0 if has_progressed(evaluation) else evaluation.crash_count + crashed
-        retried = {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}
+        all_waiting = self._storage.get_all_trials(
+            self._study_id, deepcopy=False, states=(TrialState.WAITING,)
+        )
+        retried = {waiting.user_attrs.get("retry_of") for waiting in all_waiting}
         if evaluation.tests is None and assignment.number not in retried:
             copied = copy_retry_attributes(trial)
             self.enqueue(
@@ -342,10 +344,7 @@ class Record:
     def count_initial_failures(self) -> int:
         """Return how many failed since this record was opened; 0 after a success."""
         evaluations = self.read_evaluations()
-        if any(
-            evaluation.counts_for_budget and evaluation.state != "failed"
-            for evaluation in evaluations
-        ):
+        if any(e.counts_for_budget and e.state != "failed" for e in evaluations):
             return 0
         return sum(
             e.state == "failed" and e.trial not in self._initially_finished for e in evaluations
@@ -359,11 +358,6 @@ class Record:
     def follow(self, with_losses: bool = False) -> Follower:
         """Return a follower of the changes; with `with_losses`, new losses are changes, too."""
         return Follower(self._log, with_losses)
-
-    def _read_waiting(self) -> list[FrozenTrial]:
-        return self._storage.get_all_trials(
-            self._study_id, deepcopy=False, states=(TrialState.WAITING,)
-        )
 
     def _end_with_loss(
         self,
@@ -426,9 +420,8 @@ def read_objectives(study: optuna.Study) -> Objectives:
     stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
     names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)
-    return Objectives(
-        names, tuple(name for name, direction in pairs if direction == StudyDirection.MAXIMIZE)
-    )
+    maximized = [name for name, direction in pairs if direction == StudyDirection.MAXIMIZE]
+    return Objectives(names, tuple(maximized))
 
 
 class LossOnlyStudy(optuna.Study):

@@ -27,21 +27,11 @@ _held_locks: set[tuple[int, int]] = set()
 
 
 class RunDir:
-    """Manage the directory of one run.
-
-    Attributes:
-        journal: Journal file of the run's study, unless the run uses another storage.
-        best_weights: Weights of the best evaluation.
-        front_weights: Folder of the weights of the Pareto front.
-        confirmed_weights: Folder of the weights trained with other seeds.
-        trial_folders: Folder that contains a folder for each evaluation.
-        previous_crashed: Whether the previous session in this directory crashed. `hold_lock` sets
-            it.
-    """
+    """Manage the directory of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.journal = path / "study.log"
+        self.journal = path / "study.log"  # Of the study, unless the run uses another storage.
         self.run_json = path / "run.json"
         self.summary_json = path / "summary.json"
         self.best_weights = path / "best.safetensors"
@@ -52,7 +42,7 @@ class RunDir:
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
-        self.previous_crashed = False
+        self.previous_crashed = False  # The previous session in this directory; see `hold_lock`.
 
     @property
     def study_name(self) -> str:
@@ -143,7 +133,12 @@ class RunDir:
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
-            if (locked := _try_lock(file)) is False:
+            locked = try_system_lock(file)
+            for _ in range(3):
+                if locked is False:  # Perhaps `is_in_use` of another process has locked it briefly.
+                    time.sleep(0.1)
+                    locked = try_system_lock(file)
+            if locked is False:
                 holder = make_printable(file.read(200).strip()) or "another run"
                 raise UsageError(
                     f"{self.path} is in use by {holder}: wait for it, end it, or name another "
@@ -167,21 +162,17 @@ class RunDir:
             finally:
                 _held_locks.discard(identity)
                 file.truncate(0)
-                if not self.run_json.exists():
-                    self._remove_lock()
+                if not self.run_json.exists():  # The run could not start.
+                    with suppress(OSError):
+                        self.lock.unlink()
+                        self.path.rmdir()  # Fails unless it is empty.
+                        if self.path.parent == RUNS_DIR:
+                            RUNS_DIR.rmdir()
 
     def mark_ended(self) -> None:
         """Record that the run ends without a crash, so that no evaluation is suspected of it."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
-
-    def _remove_lock(self) -> None:
-        """Remove the lock of a run that could not start, and the directory if it is empty."""
-        with suppress(OSError):
-            self.lock.unlink()
-            self.path.rmdir()
-            if self.path.parent == RUNS_DIR:
-                RUNS_DIR.rmdir()
 
     def locate_storage(self, storage: str) -> str:
         """Convert a storage in run.json to a URL or the absolute path of a file."""
@@ -221,15 +212,6 @@ class RunDir:
 def _identify_file(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def _try_lock(file: IO[str]) -> bool | None:
-    """Call `try_system_lock` up to four times: `is_in_use` elsewhere may lock it briefly."""
-    for _ in range(3):
-        if (locked := try_system_lock(file)) is not False:
-            return locked
-        time.sleep(0.1)
-    return try_system_lock(file)
 
 
 def make_run_dir(name: str) -> RunDir:

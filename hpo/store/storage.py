@@ -107,14 +107,14 @@ _MAX_PAUSE = 5.0
 # Messages of users' mistakes. PostgreSQL, MySQL and SQLite raise the same kind of error for
 # mistakes and for outages.
 _USAGE_ERRORS = (
-    *(
-        "authentication failed",
-        "Access denied",
-        "no password supplied",
-        "does not exist",
-        "Unknown database",
-    ),
-    *("no such table", "readonly database", "unable to open database file"),
+    "authentication failed",
+    "Access denied",
+    "no password supplied",
+    "does not exist",
+    "Unknown database",
+    "no such table",
+    "readonly database",
+    "unable to open database file",
 )
 _STORAGE_METHODS = [
     name
@@ -151,14 +151,7 @@ class StorageRetry:
         """Call `step` until the storage answers, and return its result.
 
         The first call may have changed the storage although it raised an error. Therefore all later
-        calls use `retry_step`.
-
-        Args:
-            step: Function that calls the storage.
-            retry_step: Function for all calls after the first; `step` by default.
-
-        Returns:
-            The result of the call.
+        calls use `retry_step`, which is `step` by default.
 
         Raises:
             StorageUnavailableError: If the storage stays unavailable.
@@ -171,10 +164,17 @@ class StorageRetry:
             return self._retry_until_timeout(retry_step or step, error)
 
     def _retry_until_timeout(self, step: Callable[[], T], error: Exception) -> T:
-        since, pause, is_reported = clock.now(), _MIN_PAUSE, False
+        since = clock.now()
+        pause = _MIN_PAUSE
+        is_reported = False
         while True:
             waited = clock.now() - since
-            self._check_deadline(error, waited)
+            if self._is_over() or waited > _MAX_WAIT:
+                raise StorageUnavailableError(
+                    f"the storage {self._storage_name} has not answered for "
+                    f"{format_duration(waited)} ({_format_reason(error)}). It is undamaged: "
+                    "continue with --resume"
+                ) from error
             if waited > _SILENT_WAIT and not is_reported:
                 is_reported = True
                 self._report_outage(error)
@@ -190,13 +190,6 @@ class StorageRetry:
                 if is_reported:
                     self._report_recovery(clock.now() - since)
                 return result
-
-    def _check_deadline(self, error: Exception, waited: float) -> None:
-        if self._is_over() or waited > _MAX_WAIT:
-            raise StorageUnavailableError(
-                f"the storage {self._storage_name} has not answered for {format_duration(waited)} "
-                f"({_format_reason(error)}). It is undamaged: continue with --resume"
-            ) from error
 
     def _report_outage(self, error: Exception) -> None:
         with self._lock:

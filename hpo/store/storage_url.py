@@ -28,18 +28,17 @@ def find_storage_file(storage: str) -> Path | None:
     url = _parse_url(storage)
     if url is None or url.get_backend_name() != "sqlite" or not url.database:
         return None
-    return (
-        None
-        if url.database == ":memory:" or url.database.startswith("file:")
-        else Path(url.database)
-    )
+    if url.database == ":memory:" or url.database.startswith("file:"):
+        return None
+    return Path(url.database)
 
 
 def resolve_url(storage: str) -> str:
     """Make the path in an SQLite URL absolute, so that it is valid in all directories."""
     if not is_url(storage):
         return storage
-    path, url = find_storage_file(storage), _parse_url(storage)
+    path = find_storage_file(storage)
+    url = _parse_url(storage)
     if path is None or url is None or path.is_absolute():
         return storage
     return url.set(database=str(path.absolute())).render_as_string(hide_password=False)
@@ -51,11 +50,9 @@ def mask_password(storage: str) -> str:
         return storage
     before, mark, study = storage.partition("#")
     if mark:
-        return (
-            before.split("://")[0] + "://..."
-            if "@" in study
-            else mask_password(before) + mark + study
-        )
+        if "@" in study:
+            return before.split("://")[0] + "://..."
+        return mask_password(before) + mark + study
     url = _parse_url(storage)
     # An @ in a host or a database belongs to a password that is not percent-encoded.
     if url is None or "@" in (url.host or "") or "@" in (url.database or ""):

@@ -61,12 +61,10 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
 def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> None:
     """Raise UsageError if the objectives of a study differ from the objectives in run.json."""
     if record.objectives != manifest.objectives:
-        found, expected = (
-            ", ".join(side.describe()) for side in (record.objectives, manifest.objectives)
-        )
         raise UsageError(
-            f"the objectives of the study {manifest.study!r} must be {expected}, as in "
-            f"{run_dir.run_json}, got {found}. Restore the study, or run.json"
+            f"the objectives of the study {manifest.study!r} must be "
+            f"{', '.join(manifest.objectives.describe())}, as in {run_dir.run_json}, got "
+            f"{', '.join(record.objectives.describe())}. Restore the study, or run.json"
         )
 
 

@@ -313,8 +313,9 @@ class StudyWriter(Record):
         previous = evaluations[trial].retry_of
         if previous is None:
             return [], 0.0
-        curve, seconds = evaluations[previous].curve, evaluations[previous].seconds
-        return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
+        seconds = evaluations[previous].seconds
+        losses = [loss for _, loss in sorted(evaluations[previous].curve.items())]
+        return losses, 0.0 if math.isnan(seconds) else seconds
 
     def read_checkpoint_step(self, trial: int) -> int:
         """Return the number of losses at the latest checkpoint; 0 without one."""

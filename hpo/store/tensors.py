@@ -22,17 +22,12 @@ _CHUNK_SIZE = 16 << 20  # Bytes.
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Select the tensors of a file that are copied to another file.
-
-    Attributes:
-        path: File to copy from.
-        prefix: Beginning of the names of the tensors to copy.
-        new_prefix: Replacement of the prefix in the copy.
-    """
+    """Select the tensors to copy from a file: those whose names begin with `prefix`."""
 
     path: Path
     prefix: str = ""
     new_prefix: str = ""
+    """Replacement of the prefix in the copy."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,6 @@ def copy_tensors(
     """Write a file with tensors of other files and with texts, and flush it to disk.
 
     Args:
-        path: File to write.
-        sources: Tensors to copy.
         texts: Texts for the header, by name.
         checksummed_text: Name of a text in `texts`. The text "checksum" is added, with the checksum
             of this text and of all tensors. If the name is empty, no checksum is added.
@@ -137,12 +130,6 @@ def write_file(
 ) -> None:
     """Write tensors and texts to a safetensors file.
 
-    Args:
-        path: File to write.
-        pieces: Tensors by name.
-        texts: Texts for the header, by name.
-        is_flushed: Whether to flush the file to disk.
-
     Raises:
         OSError: If the file cannot be written.
         ValueError: If a file with a tensor is incomplete, or a name cannot be in a file.
@@ -155,7 +142,8 @@ def write_file(
     header: dict[str, Any] = {"__metadata__": texts}
     end = 0
     for name in names:
-        piece, begin = pieces[name], end
+        piece = pieces[name]
+        begin = end
         end += piece.size
         header[name] = {"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [begin, end]}
     encoded = json.dumps(header, ensure_ascii=False).encode()

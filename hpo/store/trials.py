@@ -26,16 +26,18 @@ _STATE_NAMES = {
 }
 
 
-def _is_duration(value: object) -> bool:
-    return is_number(value) and float(value) >= 0  # type: ignore[arg-type]
+def _is_duration(value: Any) -> bool:
+    return is_number(value) and bool(value >= 0)
 
 
 def _is_at_rungs(value: object) -> bool:
-    if not isinstance(value, dict) or not all(
-        isinstance(name, str) and name.isdecimal() for name in value
-    ):
-        return False
-    return all(type(values) is list and all(map(is_number, values)) for values in value.values())
+    return isinstance(value, dict) and all(
+        isinstance(name, str)
+        and name.isdecimal()
+        and type(values) is list
+        and all(map(is_number, values))
+        for name, values in value.items()
+    )
 
 
 _VALIDATORS: dict[str, Callable[[object], bool]] = {

@@ -51,7 +51,9 @@ class BestWeights:
         # Of evaluations with equal losses, only those that are better in another objective are on
         # the front.
         winner = find_best(self._archive.front)
-        paths = [self._best] if winner is not None and winner.trial == trial else []
+        paths = []
+        if winner is not None and winner.trial == trial:
+            paths.append(self._best)
         if self._objectives.is_multi_objective and trial in self._select_kept_trials(trial):
             paths.append(make_weights_path(self._folder, trial))
         return paths
@@ -66,7 +68,11 @@ class BestWeights:
         for path in (self._best, make_weights_path(self._folder, trial)):
             _move_or_remove_draft(path, trial, path in wanted)
         if self._objectives.is_multi_objective:
-            self._remove_superseded()
+            with suppress(OSError):
+                kept = self._select_kept_trials()
+                for path in self._list_files():
+                    if int(path.stem) not in kept:
+                        path.unlink()
 
     def _select_kept_trials(self, *more: int) -> set[int]:
         """Return the trials whose weights are kept, out of those with a file and of `more`."""
@@ -82,13 +88,6 @@ class BestWeights:
         with suppress(OSError):  # An objective may use all file descriptors for a while.
             return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
         return []
-
-    def _remove_superseded(self) -> None:
-        with suppress(OSError):
-            kept = self._select_kept_trials()
-            for path in self._list_files():
-                if int(path.stem) not in kept:
-                    path.unlink()
 
 
 class ConfirmedWeights:
@@ -110,7 +109,7 @@ class ConfirmedWeights:
         self._evaluations[evaluation.trial] = evaluation
 
     def should_keep(self, trial: int, loss: float) -> bool:
-        """Return whether there are no valid weights yet, or only with a higher loss."""
+        """Return whether valid weights are missing, or have a higher loss."""
         path = self._find_path(trial)
         try:
             kept = read_weights_info(path) if path else None
@@ -181,33 +180,24 @@ def find_weights(run_dir: RunDir, trial: int) -> Path | None:
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Describe how stored weights were trained.
-
-    Attributes:
-        trial: Trial of the search with these hyperparameters.
-        params: Hyperparameters.
-        settings: Settings of the run.
-        names: Names of the tensors.
-        confirmation: Trial of the confirmation study that trained them with another seed; None if
-            the search trained them.
-    """
+    """Describe how stored weights were trained."""
 
     trial: int
+    """Trial of the search with these hyperparameters."""
     params: dict[str, Any]
     settings: dict[str, Any]
     names: list[str]
+    """Names of the tensors."""
     confirmation: int | None = None
+    """Trial that trained them with another seed to confirm `trial`; None for the search itself."""
 
 
 @dataclass(frozen=True)
 class Weights(WeightsInfo):
-    """Hold stored weights, and describe how they were trained.
-
-    Attributes:
-        state: Tensors by name, for `load_state_dict`.
-    """
+    """Hold stored weights, and describe how they were trained."""
 
     state: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors by name, for `load_state_dict`."""
 
 
 def read_weights_info(path: Path) -> WeightsInfo | None:
