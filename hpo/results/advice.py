@@ -20,7 +20,7 @@ from hpo.results.confirmation import (
 )
 from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
 from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
-from hpo.results.run_result import RunResult
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.results.summary import parse_session_start, select_session
 from hpo.store.inheritance import has_inheritance
 from hpo.store.json_values import is_number
@@ -64,43 +64,43 @@ class Advice:
     """The command to type after `mpirun` or another launcher; empty if there is none."""
 
 
-def find_advice(result: RunResult) -> list[Advice]:
-    """Return the advice that follows from the result of a run, the most urgent first."""
-    region, is_of_one_reason = _find_failure_region(result)
+def find_advice(run: RunSnapshot) -> list[Advice]:
+    """Return the advice that follows from the state of a run, the most urgent first."""
+    region, is_of_one_reason = _find_failure_region(run)
     found = [
-        _advise_on_broken_workers(result),
-        _advise_on_failures(result, region, is_of_one_reason) if region else None,
-        _advise_confirmation(result),
-        _advise_wider_space(result, region),
-        _advise_more_epochs(result),
-        _advise_on_idle_workers(result),
+        _advise_on_broken_workers(run),
+        _advise_on_failures(run, region, is_of_one_reason) if region else None,
+        _advise_confirmation(run),
+        _advise_wider_space(run, region),
+        _advise_more_epochs(run),
+        _advise_on_idle_workers(run),
     ]
     return [advice for advice in found if advice is not None]
 
 
-def _advise_on_broken_workers(result: RunResult) -> Advice | None:
-    if not result.broken_workers:
+def _advise_on_broken_workers(run: RunSnapshot) -> Advice | None:
+    if not run.broken_workers:
         return None
-    evidence = " ".join(f"{description}." for description in result.broken_workers)
+    evidence = " ".join(f"{description}." for description in run.broken_workers)
     text = "Repair or exclude the hosts or GPUs of workers that have left the run."
     return Advice("worker", text, evidence)
 
 
-def _find_failure_region(result: RunResult) -> tuple[FailureRegion | None, bool]:
+def _find_failure_region(run: RunSnapshot) -> tuple[FailureRegion | None, bool]:
     """Return the region of most failures, and whether they are only those for one of the reasons.
 
     It is the region of the most frequent reason that has a region, and otherwise the region of all
     failures.
     """
-    kinds = find_failure_kinds(result.evaluations, result.distributions)
+    kinds = find_failure_kinds(run.evaluations, run.distributions)
     for kind in kinds:
         if kind.region is not None:
             return kind.region, len(kinds) > 1
     failed = [evaluation for kind in kinds for evaluation in kind.failed]
-    return find_failure_region(result.evaluations, result.distributions, failed), False
+    return find_failure_region(run.evaluations, run.distributions, failed), False
 
 
-def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reason: bool) -> Advice:
+def _advise_on_failures(run: RunSnapshot, region: FailureRegion, is_of_one_reason: bool) -> Advice:
     count = len(region.failed)
     latest = region.failed[-1]
     conditions = format_list(region.conditions)
@@ -111,24 +111,24 @@ def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reas
         f"Exclude {conditions} from the search space, or make such evaluations possible.",
         f"{count} of {region.all_failed} failures{of_reason} have {conditions}, and {count} of the "
         f"{region.ended} evaluations there failed{for_it}. The latest failure there is {reason}.",
-        make_show_command(result.run_dir, latest.label),
+        make_show_command(run.run_dir, latest.label),
     )
 
 
-def _advise_confirmation(result: RunResult) -> Advice | None:
-    if result.is_running or not result.is_spent:
+def _advise_confirmation(run: RunSnapshot) -> Advice | None:
+    if run.is_running or not run.is_spent:
         return None  # A resumed run would search first.
-    if not result.confirmations:
-        return _advise_first_confirmation(result)
-    if not all(evaluation.is_finished for evaluation in result.confirmations):
+    if not run.confirmations:
+        return _advise_first_confirmation(run)
+    if not all(evaluation.is_finished for evaluation in run.confirmations):
         return None
-    entries = compare_confirmed(result.confirmations)
+    entries = compare_confirmed(run.confirmations)
     if len(entries) < 2 or entries[0].mean is None:
         return None
     if select_comparable(entries):
-        is_front = result.manifest.objectives.is_multi_objective
-        return None if is_front else _advise_after_comparison(result, entries)
-    seeds = result.manifest.confirm_seeds
+        is_front = run.manifest.objectives.is_multi_objective
+        return None if is_front else _advise_after_comparison(run, entries)
+    seeds = run.manifest.confirm_seeds
     if seeds >= _MIN_SEEDS or entries[1].failed > entries[0].failed:
         return None
     return Advice(
@@ -136,19 +136,19 @@ def _advise_confirmation(result: RunResult) -> Advice | None:
         f"Confirm with {_MIN_SEEDS} seeds or more.",
         f"The losses of {format_count(seeds, 'seed')} each are too few to compare the winner with "
         "the others.",
-        result.format_confirm_command(_MIN_SEEDS),
+        run.format_confirm_command(_MIN_SEEDS),
     )
 
 
-def _advise_first_confirmation(result: RunResult) -> Advice | None:
+def _advise_first_confirmation(run: RunSnapshot) -> Advice | None:
     """Advise to confirm the best individual if the loss of the second best is close.
 
     A Pareto front has several best individuals anyway, so there is no such advice.
     """
-    if result.manifest.objectives.is_multi_objective or result.manifest.confirm_seeds:
+    if run.manifest.objectives.is_multi_objective or run.manifest.confirm_seeds:
         return None
-    best = result.rank_complete()[:2]
-    if len(best) < 2 or has_inheritance(result.evaluations):
+    best = run.rank_complete()[:2]
+    if len(best) < 2 or has_inheritance(run.evaluations):
         return None
     gap = _compute_relative_gap(best[0].loss, best[1].loss)
     if gap > _MAX_RELATIVE_GAP:
@@ -158,25 +158,25 @@ def _advise_first_confirmation(result: RunResult) -> Advice | None:
         f"The losses of trials {best[0].trial} and {best[1].trial} {differ}, and each was trained "
         "once, with one seed."
     )
-    if result.lacks_seed:
+    if run.lacks_seed:
         evidence += " The script must take the seed, as --seed or by another option."
     return Advice(
         "confirm",
         "Train the best again with other seeds before you rely on the winner.",
         evidence,
-        result.format_confirm_command(_MIN_SEEDS),
+        run.format_confirm_command(_MIN_SEEDS),
     )
 
 
 def _advise_after_comparison(
-    result: RunResult, entries: Sequence[ConfirmedIndividual]
+    run: RunSnapshot, entries: Sequence[ConfirmedIndividual]
 ) -> Advice | None:
     """Advise to choose among several individuals that are equally good, see `compute_margin`.
 
     Give no advice if only one individual is certainly as good as the best. If none is, advise to
     use more seeds.
     """
-    seeds = result.manifest.confirm_seeds
+    seeds = run.manifest.confirm_seeds
     first = entries[0]
     given = f"With {format_count(seeds, 'other seed')} each"
     margin = format_number(compute_margin(entries) or 0.0)
@@ -205,22 +205,22 @@ def _advise_after_comparison(
         text = f"{choice[0].upper()}{choice[1:]}."
         return Advice("confirm", text, f"{why} That would need more than {most} seeds.")
     text = f"Confirm with {needed} seeds, or {choice}."
-    return Advice("confirm", text, why, result.format_confirm_command(needed))
+    return Advice("confirm", text, why, run.format_confirm_command(needed))
 
 
-def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None) -> Advice | None:
+def _advise_wider_space(run: RunSnapshot, failure_region: FailureRegion | None) -> Advice | None:
     """Advise to widen the search space if the best evaluations lie at its bounds.
 
     A hyperparameter by which failures are described is left out: its range is too wide already.
     """
-    if result.manifest.objectives.is_multi_objective:
+    if run.manifest.objectives.is_multi_objective:
         return None  # The ends of a front lie at bounds naturally.
-    founders = [evaluation for evaluation in result.rank_complete() if evaluation.inherits is None]
+    founders = [evaluation for evaluation in run.rank_complete() if evaluation.inherits is None]
     conditions = failure_region.conditions if failure_region else ()
     failing = {condition.split()[0] for condition in conditions}
     beyond = []
     crowded = []
-    for edge in find_crowded_bounds(founders, result.distributions):
+    for edge in find_crowded_bounds(founders, run.distributions):
         if edge.name not in failing:
             name = cut_text(edge.name, _MAX_NAME_LENGTH)
             side, bound = ("above", "upper") if edge.is_upper else ("below", "lower")
@@ -228,26 +228,26 @@ def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None)
             crowded.append(f"{edge.count} have {name} at its {bound} bound")
     if not beyond:
         return None
-    after = ", after you have changed --space" if result.has_space_in_command else ""
+    after = ", after you have changed --space" if run.has_space_in_command else ""
     return Advice(
         "bounds",
         f"Widen the search space, if such values make sense: {format_list(beyond)}.",
         f"Of the best {BEST_COUNT}, {format_list(crowded)}; and the nearer to it, the lower is the "
         f"loss. A new run can start from the evaluations of this run{after}.",
-        result.format_new_command("--warm-start", str(result.run_dir)),
+        run.format_new_command("--warm-start", str(run.run_dir)),
     )
 
 
-def _advise_more_epochs(result: RunResult) -> Advice | None:
+def _advise_more_epochs(run: RunSnapshot) -> Advice | None:
     """Advise to train for more epochs, if the five best losses still fall and would fall further.
 
     False alarms are rare. After 4 epochs or more, a curve that has stopped falling may be lowest at
     its final epoch by chance. The probability is at most 1/4. For all five curves, it is at most
     4^-5 = 1/1,024.
     """
-    if has_inheritance(result.evaluations):
+    if has_inheritance(run.evaluations):
         return None  # The training of parents continues in their offspring.
-    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from]
+    own = [evaluation for evaluation in run.rank_complete() if not evaluation.imported_from]
     curves = [[loss for _, loss in sorted(e.curve.items())] for e in own[:_CURVE_COUNT]]
     if len(curves) < _CURVE_COUNT or not all(map(_is_falling, curves)):
         return None
@@ -256,9 +256,9 @@ def _advise_more_epochs(result: RunResult) -> Advice | None:
     falls = [_compute_relative_gap(curve[-1 - len(curve) // 4], curve[-1]) for curve in curves]
     lowered = dict.fromkeys([format_percent(min(falls)), format_percent(max(falls))])
     command = ""
-    epochs = result.manifest.settings.get("epochs")
-    if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions:
-        command = result.format_new_command(epochs=2 * epochs)
+    epochs = run.manifest.settings.get("epochs")
+    if type(epochs) is int and epochs > 0 and "epochs" not in run.distributions:
+        command = run.format_new_command(epochs=2 * epochs)
     return Advice(
         "epochs",
         "Train for more epochs, in a new run, because losses after more epochs cannot be compared "
@@ -294,20 +294,18 @@ def _compute_relative_gap(first: float, second: float) -> float:
     return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
 
 
-def _advise_on_idle_workers(result: RunResult) -> Advice | None:
+def _advise_on_idle_workers(run: RunSnapshot) -> Advice | None:
     """Advise to use fewer workers if those of the latest session were idle for most of the time.
 
     There are too many if they waited at the end, or if evaluations are so short that workers wait
     for each other.
     """
-    layout = result.manifest.layout
-    busy = _to_float(result.last_summary.get("worker_busy_fraction"))
-    seconds = _to_float(result.last_summary.get("wall_seconds"))
+    layout = run.manifest.layout
+    busy = _to_float(run.last_summary.get("worker_busy_fraction"))
+    seconds = _to_float(run.last_summary.get("wall_seconds"))
     if not (0 <= busy < _MIN_BUSY_FRACTION and seconds >= _MIN_SESSION_SECONDS):
         return None
-    ours = select_session(
-        [*result.evaluations, *result.confirmations], parse_session_start(result.manifest)
-    )
+    ours = select_session([*run.evaluations, *run.confirmations], parse_session_start(run.manifest))
     ours = [e for e in ours if math.isfinite(e.started) and math.isfinite(e.ended)]
     if not 1 < layout.workers < len(ours):
         return None
@@ -323,7 +321,7 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
             "Use fewer workers of more ranks each, or more evaluations.",
             f"{rarely}. They were mostly idle at the end, while other workers ran the last "
             "evaluations.",
-            _format_fewer_workers(result),
+            _format_fewer_workers(run),
         )
     takes = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
     if takes >= _SHORT_EVALUATION_SECONDS:
@@ -334,17 +332,17 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
         "Use fewer workers of more ranks each: evaluations are too short for this many workers.",
         f"{rarely}: an evaluation takes {format_duration(takes)}, and then its worker waits for "
         f"{format_duration(between / len(ours))}.",
-        _format_fewer_workers(result),
+        _format_fewer_workers(run),
     )
 
 
-def _format_fewer_workers(result: RunResult) -> str:
+def _format_fewer_workers(run: RunSnapshot) -> str:
     """Return the command for half as many workers; empty if the islands would have too few."""
-    layout = result.manifest.layout
-    islands = max(result.options.get("islands") or 1, len(result.manifest.propagators))
+    layout = run.manifest.layout
+    islands = max(run.options.get("islands") or 1, len(run.manifest.propagators))
     if layout.workers % 2 or islands > layout.workers // 2:
         return ""
-    return result.format_new_command("--ranks-per-worker", str(2 * layout.ranks_per_worker))
+    return run.format_new_command("--ranks-per-worker", str(2 * layout.ranks_per_worker))
 
 
 def _to_float(value: object) -> float:

@@ -303,7 +303,7 @@ class _LossSamples:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """The deviation of the losses of one individual over seeds."""
+    """How much the seed changes the loss: the deviation of the losses of one individual."""
 
     deviation: float
     share: float

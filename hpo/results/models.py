@@ -506,7 +506,10 @@ def compare_priors(
     whole = read_space({**space, **{name: text for name, text in priors.items() if name in space}})
     if not whole.priors:
         return []
-    compared = _select_compared(evaluations)
+    ended = [e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")]
+    ended.sort(key=lambda evaluation: (evaluation.ended, evaluation.trial))
+    informative = find_informative(np.array([math.isfinite(e.loss) for e in ended], bool))
+    compared = [ended[index] for index in informative]
     if compared:
         costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in compared])
         params = [evaluation.params for evaluation in compared]
@@ -521,13 +524,6 @@ def compare_priors(
         )
         for (name, value), correlation, distance in rows
     ]
-
-
-def _select_compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    ended = [e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")]
-    ended.sort(key=lambda evaluation: (evaluation.ended, evaluation.trial))
-    informative = find_informative(np.array([math.isfinite(e.loss) for e in ended], bool))
-    return [ended[index] for index in informative]
 
 
 def _judge(deviations: float) -> str:

@@ -9,7 +9,7 @@ import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ from hpo.errors import UsageError
 from hpo.objectives import LOSS
 from hpo.results.confirmation import make_plan
 from hpo.results.recommendation import find_winner
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.results.summary import SessionOutcome, Summary, parse_session_start
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation
-from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import mask_password
@@ -36,30 +36,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from hpo.results.advice import Advice
-    from hpo.results.run_result import RunResult
     from hpo.store.record import Record
-
-
-EXHAUSTED_REASON = "the search space is exhausted"
-
-
-@dataclass(frozen=True)
-class RunSnapshot:
-    """The state of a run at one moment, in seconds since the epoch."""
-
-    taken_at: float
-    manifest: Manifest
-    evaluations: list[Evaluation]
-    confirmations: list[Evaluation]
-    """The confirmations that the latest session planned."""
-    is_in_use: bool | None
-    """Whether a process runs this run; None if this host cannot find out."""
-    holder: str = ""
-    """The process that runs this run, or ran it before it crashed."""
-    stop_reason: str = ""
-    """The reason why the run stopped before it was complete; empty if it did not."""
-    remedy: str = ""
-    """The command-line option that is needed to resume the run; empty if none is needed."""
 
 
 class RunReader:
@@ -154,26 +131,10 @@ class RunReader:
         """Return advice that follows from the current state of the run, the most urgent first."""
         from hpo.results.advice import find_advice
 
-        return find_advice(self.make_result())
+        return find_advice(self.take_snapshot(for_advice=True))
 
-    def make_result(self) -> RunResult:
-        """Return the data from which advice is derived."""
-        from hpo.results.run_result import RunResult
-
-        last_summary = self._read_last_summary()
-        return RunResult(
-            self.run_dir.path,
-            self.manifest,
-            self.read_evaluations(),
-            self.read_confirmations(),
-            self.read_distributions(),
-            last_summary,
-            is_running=not last_summary and self.run_dir.is_in_use is not False,
-            broken_workers=self._record.read_broken_workers(parse_session_start(self.manifest)),
-        )
-
-    def take_snapshot(self) -> RunSnapshot:
-        """Return the current state of the run."""
+    def take_snapshot(self, for_advice: bool = False) -> RunSnapshot:
+        """Return the current state of the run, with all that advice needs if `for_advice`."""
         # Read first: if the run has ended by now, its record is complete.
         is_in_use = self.run_dir.is_in_use
         # Read again: a session that resumes the run rewrites it.
@@ -181,18 +142,20 @@ class RunReader:
         with convert_storage_errors(self._storage):
             evaluations = self.read_evaluations()
             confirmations = self.read_confirmations()
-        last_summary = {} if is_in_use else self._read_last_summary()
-        exhausted = EXHAUSTED_REASON if last_summary.get("exhausted") else ""
-        return RunSnapshot(
+        snapshot = RunSnapshot(
             time.time(),
             self.manifest,
             evaluations,
             confirmations,
             is_in_use,
             self.run_dir.holder,
-            stop_reason=str(last_summary.get("stopped") or exhausted),
-            remedy=str(last_summary.get("remedy") or ""),
+            self._read_last_summary(),
+            self.run_dir.path,
         )
+        if not for_advice:
+            return snapshot
+        left = self._record.read_broken_workers(parse_session_start(self.manifest))
+        return replace(snapshot, distributions=self.read_distributions(), broken_workers=left)
 
     def _read_last_summary(self) -> dict[str, Any]:
         """Return summary.json of the latest session; empty if it still runs or has crashed."""

@@ -68,7 +68,7 @@ def find_winner(
     confirmed = [entry for entry in _compare_finished(confirmations) if entry.trial in by_trial]
     if confirmed and confirmed[0].mean is not None:
         return by_trial[confirmed[0].trial]
-    return front[0] if front else None
+    return next(iter(front), None)
 
 
 def _compare_finished(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndividual]:

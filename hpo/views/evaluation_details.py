@@ -19,8 +19,9 @@ from typing import Any
 
 from hpo.errors import UsageError
 from hpo.results.confirmation import make_plan
-from hpo.results.reader import RunReader, RunSnapshot
+from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.store.evaluations import INTERRUPTED, Evaluation
 from hpo.store.output_log import LogTail, read_log_tail
 from hpo.store.pareto_front import find_front

@@ -13,7 +13,7 @@ import pytest
 
 from hpo.results.advice import Advice
 from hpo.results.reader import RunReader
-from hpo.results.run_result import RunResult
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.trainer.search_file import load_search_file
@@ -54,7 +54,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     return left
 
 
-def advise(kind: str, known: RunResult) -> Advice:
+def advise(kind: str, known: RunSnapshot) -> Advice:
     advice = find_by_kind(known, kind)
     assert advice is not None
     assert advice.command
@@ -91,7 +91,7 @@ def replace_losses(
 
 @pytest.mark.usefixtures("session")
 def test_confirm_trains_the_advised_trials_alone(mpi: Mpi) -> None:
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     close = [
         replace(evaluation, loss=1.99) if evaluation.trial == 1 else evaluation
         for evaluation in known.evaluations
@@ -100,7 +100,7 @@ def test_confirm_trains_the_advised_trials_alone(mpi: Mpi) -> None:
     assert first.text.startswith("Train the best again with other seeds")
     run_command(mpi, first.command)
     assert count_confirmed_seeds() == dict.fromkeys(range(4), 3), "--top-n 4"
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     alike = {
         0: [0.10, 0.14, 0.12],
         1: [0.11, 0.15, 0.13],
@@ -131,7 +131,7 @@ def test_resume_with_the_remedy_continues_after_the_target(mpi: Mpi) -> None:
 
 
 WAITS = [*make_flat_search(40)[:4], replace(make_flat_search(40)[4], ended=200.0)]
-NEW_RUNS: dict[str, tuple[str, RunResult, dict[str, Any]]] = {
+NEW_RUNS: dict[str, tuple[str, RunSnapshot, dict[str, Any]]] = {
     "epochs": ("epochs", make_result(make_curves(compute_falling_loss)), {}),
     "bounds": ("bounds", make_result(make_crowded_search(64, compute_distant_loss, lr=1.0)), {}),
     "fewer": (
@@ -146,7 +146,7 @@ NEW_RUNS: dict[str, tuple[str, RunResult, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", NEW_RUNS)
 def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     kind, fake_result, changes = NEW_RUNS[name]
-    before = RunReader(RUN).make_result()
+    before = RunReader(RUN).take_snapshot(for_advice=True)
     target = (
         min(evaluation.loss for evaluation in fake_result.evaluations) - 1
     )  # The target is not reached, so the new run keeps it.
@@ -185,7 +185,7 @@ def test_advice_for_a_program_keeps_a_worker_for_each_propagator() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_new_run_command_omits_a_reached_target() -> None:
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     assert known.is_spent
     command = known.format_new_command()
     assert "--target-loss" not in command
@@ -197,7 +197,7 @@ def test_new_run_command_omits_a_reached_target() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_resume_command_has_options_that_are_not_kept() -> None:
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     entry = known.manifest.sessions[-1]
     entry = replace(entry, options={**entry.options, "ranks_per_worker": 4})
     about = replace(known.manifest, sessions=(entry,), storage="postgresql://me:***@host/db")
@@ -271,10 +271,10 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
 @pytest.mark.usefixtures("session")
 def test_confirm_is_not_advised_before_the_search_is_over() -> None:
     confirm_all(start_session(RUN, resume=True, confirm_seeds=3, top_n=2, target_loss=2.0), 2)
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     alike = replace_losses(known.confirmations, {0: [0.10, 0.14, 0.12], 1: [0.11, 0.15, 0.13]})
     assert find_by_kind(replace(known, confirmations=alike), "confirm") is not None
     start_session(RUN, resume=True, top_n=2, target_loss=1.0)
-    known = RunReader(RUN).make_result()
+    known = RunReader(RUN).take_snapshot(for_advice=True)
     assert not known.is_spent
     assert find_by_kind(replace(known, confirmations=alike), "confirm") is None

@@ -20,7 +20,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 
 from hpo.errors import UsageError
-from hpo.results.reader import RunSnapshot
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.views.live.app import RunUpdated, WatchApp
 from hpo.views.live.run_status import RowOrder, RunStatus, compute_run_status, make_columns
@@ -371,7 +371,7 @@ def test_evaluation_screen_updates_while_running(tmp_path: Path) -> None:
             "14 complete",
         ),
         (
-            {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
+            {"is_in_use": False, "last_summary": {"stopped": "a target", "remedy": "a lower one"}},
             "stopped  14/100 evaluations",
             "a target. To resume: the same command with "
             "--run-dir runs/name --resume and a lower one",

@@ -19,7 +19,7 @@ from hpo import Float, Int, SearchSpace
 from hpo.results.advice import Advice, find_advice
 from hpo.results.failures import find_failure_kinds, find_failure_region, group_failures
 from hpo.results.reader import RunReader
-from hpo.results.run_result import RunResult
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.run.first_rank import finalize_run
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_percent, format_value
@@ -432,7 +432,7 @@ def test_confirm_advice_is_absent_if_clear_or_still_running() -> None:
         find_by_kind(make_result(close, {"budget": 3}, last_summary={"exhausted": True}), "confirm")
         is not None
     )
-    assert find_by_kind(make_result(close, is_running=True, last_summary={}), "confirm") is None
+    assert find_by_kind(make_result(close, is_in_use=True, last_summary={}), "confirm") is None
     assert find_by_kind(make_result(close, {"confirm_seeds": 2}), "confirm") is None, (
         "the confirmation has not run yet"
     )
@@ -445,7 +445,7 @@ def test_confirm_advice_is_absent_if_clear_or_still_running() -> None:
     )
 
 
-def make_confirmed(*groups: Sequence[float]) -> RunResult:
+def make_confirmed(*groups: Sequence[float]) -> RunSnapshot:
     """Return the result of a run whose best individuals were trained with other seeds.
 
     `groups` has their losses.

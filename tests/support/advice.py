@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.results.advice import Advice, find_advice
-from hpo.results.run_result import RunResult
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import FORMAT
 from tests.support.runs import make_manifest
@@ -50,21 +50,21 @@ def make_ended(trial: int, loss: float, state: str = "complete", **others: Any) 
 
 def make_result(
     evaluations: Sequence[Evaluation], changes: Mapping[str, Any] | None = None, **others: Any
-) -> RunResult:
+) -> RunSnapshot:
     """Return the result of a run that has ended and spent its budget."""
     given: dict[str, Any] = {
         "confirmations": [],
         "distributions": SPACE.make_distributions(),
         "last_summary": {"stopped": None},
-        "is_running": False,
+        "is_in_use": False,
+        "run_dir": Path("runs/x"),
         **others,
     }
-    return RunResult(
-        Path("runs/x"), make_manifest(**{**MANIFEST, **(changes or {})}), evaluations, **given
-    )
+    manifest = make_manifest(**{**MANIFEST, **(changes or {})})
+    return RunSnapshot(0.0, manifest, evaluations, **given)
 
 
-def find_by_kind(run_result: RunResult, kind: str) -> Advice | None:
+def find_by_kind(run_result: RunSnapshot, kind: str) -> Advice | None:
     """Return the advice of this kind, or None if the run gives none."""
     found = [advice for advice in find_advice(run_result) if advice.kind == kind]
     assert len(found) <= 1

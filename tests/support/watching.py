@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpo.results.reader import RunSnapshot
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.results.reader import RunSnapshot
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_number, format_numbers

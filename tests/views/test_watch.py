@@ -258,7 +258,7 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         f"{NOT_ACTIVE}. {RESUME}",
     ),
     (
-        {"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"},
+        {"evaluations": [], "is_in_use": False, "last_summary": {"stopped": "SIGTERM"}},
         "stopped",
         f"SIGTERM. {RESUME}",
     ),

@@ -20,7 +20,7 @@ from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.display_names import collect_names, merge_params_and_metrics, name_params
 from hpo.results.failures import format_reason, group_failures
-from hpo.results.reader import EXHAUSTED_REASON, RunSnapshot
+from hpo.results.run_snapshot import EXHAUSTED_REASON, RunSnapshot
 from hpo.results.summary import RungSummary, list_best_so_far, parse_session_start, summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
 from hpo.store.pareto_front import find_front
@@ -169,7 +169,7 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         working_seconds=time.total,
         losses=find_complete_losses(evaluations),
         to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
-        confirmed=compare_confirmed(confirmations) if confirmations else [],
+        confirmed=compare_confirmed(confirmations),
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpo.results.reader import RunReader, RunSnapshot
+from hpo.results.reader import RunReader
+from hpo.results.run_snapshot import RunSnapshot
 from hpo.store.run_dir import RunDir
 from hpo.text_format import make_printable, make_show_command
 from hpo.views.live.run_status import (

@@ -24,6 +24,32 @@ _LARGEST_POWER = 308  # largest exponent of ten of a float
 
 UprightAxis = tuple[list[Any], list[tuple[float, str]]]
 """Heights of all values on a vertical axis from 0 to 1, and of all ticks, each with its text."""
+Trace = dict[str, Any]
+# Evaluations are drawn by state, in this order, with these colours and symbols.
+STATE_MARKERS = (
+    ("complete", "--muted", "circle"),
+    ("pruned", "--island-1", "triangle-down"),
+    ("paused", "--island-4", "diamond"),
+    ("promoted", "--island-5", "diamond-open"),
+    ("failed", "--bad", "x"),
+    ("interrupted", "--island-3", "line-ns-open"),
+    ("running", "--island-2", "triangle-right"),
+)
+MAX_POINTS = 2000  # points that a browser draws as SVG without noticeable delay
+# Hyperparameters in the label of a point, because the labels of all points make the file large.
+_MAX_LABEL_PARAMS = 12
+_ISLAND_COLOURS = 8
+_ISLAND_SYMBOLS = (
+    *("circle", "square", "diamond", "triangle-up"),
+    *("cross", "pentagon", "star", "hexagram"),
+)
+_SHOW_TEXT = "%{text}<extra></extra>"
+EDGE_POSITION = 1.08  # position of the triangles; the scale is from 0 to 1
+TRIANGLE_SYMBOL = "triangle-up"
+TRIANGLE_SIZE = 9
+_SEPARATOR_POSITION = 1.04
+_AXIS_END = 1.12
+_AXIS_START = -0.06
 
 
 def is_log(distribution: Any) -> bool:
@@ -145,30 +171,6 @@ def round_number(item: float, digits: int = 6) -> float:
     return float(f"{item:.{digits}g}")
 
 
-Trace = dict[str, Any]
-
-# Evaluations are drawn by state, in this order, with these colours and symbols.
-STATE_MARKERS = (
-    ("complete", "--muted", "circle"),
-    ("pruned", "--island-1", "triangle-down"),
-    ("paused", "--island-4", "diamond"),
-    ("promoted", "--island-5", "diamond-open"),
-    ("failed", "--bad", "x"),
-    ("interrupted", "--island-3", "line-ns-open"),
-    ("running", "--island-2", "triangle-right"),
-)
-MAX_POINTS = 2000  # points that a browser draws as SVG without noticeable delay
-
-# Hyperparameters in the label of a point, because the labels of all points make the file large.
-_MAX_LABEL_PARAMS = 12
-_ISLAND_COLOURS = 8
-_ISLAND_SYMBOLS = (
-    *("circle", "square", "diamond", "triangle-up"),
-    *("cross", "pentagon", "star", "hexagram"),
-)
-_SHOW_TEXT = "%{text}<extra></extra>"
-
-
 @dataclass(frozen=True)
 class Figure:
     """A figure of the report: traces and a layout for plotly. Lengths are in pixels."""
@@ -281,14 +283,6 @@ def draw_failure_strip(
     marker = {"color": "--bad", "symbol": "x-thin-open", "size": 8}
     points = make_points(x, failed, "failed")
     return [{**points, "y": [0] * len(failed), "yaxis": "y2", "marker": marker}]
-
-
-EDGE_POSITION = 1.08  # position of the triangles; the scale is from 0 to 1
-TRIANGLE_SYMBOL = "triangle-up"
-TRIANGLE_SIZE = 9
-_SEPARATOR_POSITION = 1.04
-_AXIS_END = 1.12
-_AXIS_START = -0.06
 
 
 class LossAxis:

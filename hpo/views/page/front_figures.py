@@ -96,30 +96,24 @@ class _FrontAxis:
 def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
-    """Return the axis of an objective.
-
-    Values far beyond the usual value, or far beyond `box`, are out of range.
-    """
+    """Return the axis of an objective. Values far beyond the usual one or `box` are cut off."""
     name = objectives.names[index]
     values = [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
     is_maximized = name in objectives.maximized
     costs = [-value for value in values] if is_maximized else values
     reference = float(box.reference[index]) if box else math.inf
-    scale = _limit_scale(make_loss_scale(costs, costs), costs, reference)
+    scale = make_loss_scale(costs, costs)
+    if not scale.is_out_of_range(reference):
+        end = scale.compute_fraction(reference) / _MIN_FRONT_FRACTION
+        if end < 1:
+            highest = max(cost for cost in costs if cost <= scale.compute_loss(end))
+            scale = LossScale(scale.lowest, highest)
     if not is_maximized:
         return _FrontAxis(name, index, False, scale, "upper" if index else "right")
     if not whole.is_logarithmic and (scale.is_logarithmic or scale.is_out_of_range(max(costs))):
         return _FrontAxis(name, index, True, scale, "lower", is_reversed=True)
     return _FrontAxis(name, index, True, whole, "lower")
-
-
-def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> LossScale:
-    """Shorten a scale, if necessary, so that values up to `reference` fill a quarter of it."""
-    if scale.is_out_of_range(reference) or scale.compute_fraction(reference) >= _MIN_FRONT_FRACTION:
-        return scale
-    end = scale.compute_loss(scale.compute_fraction(reference) / _MIN_FRONT_FRACTION)
-    return LossScale(scale.lowest, max(cost for cost in costs if cost <= end))
 
 
 def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:

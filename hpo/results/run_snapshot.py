@@ -1,4 +1,4 @@
-"""The result of a run, from which advice is derived, and the commands that continue or change it.
+"""The state of a run at one moment, and the commands that continue or change the run.
 
 A script is a training program that follows `--` on the command line.
 """
@@ -9,7 +9,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,51 @@ _SCRIPT_OPTIONS = ("--space", "--loss", "--metric", "--flag", "--resume-args", "
 _MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run until now, from which all advice is derived."""
+EXHAUSTED_REASON = "the search space is exhausted"
 
-    run_dir: Path
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """The state of a run at one moment.
+
+    Only advice needs the distributions and the broken workers. Other readers leave them out.
+    """
+
+    taken_at: float
+    """Time in seconds since the epoch."""
     manifest: Manifest
     evaluations: Sequence[Evaluation]
     confirmations: Sequence[Evaluation]
     """The confirmations that the latest session planned."""
-    distributions: Mapping[str, Any]
-    """The Optuna distribution of each hyperparameter by its name."""
-    last_summary: Mapping[str, Any]
+    is_in_use: bool | None
+    """Whether a process runs this run; None if this host cannot find out."""
+    holder: str = ""
+    """The process that runs this run, or ran it before it crashed."""
+    last_summary: Mapping[str, Any] = field(default_factory=dict)
     """The content of summary.json; empty if the latest session is still running or has crashed."""
-    is_running: bool
-    """Whether the latest session is probably still running."""
+    run_dir: Path = Path()
+    distributions: Mapping[str, Any] = field(default_factory=dict)
+    """The Optuna distribution of each hyperparameter by its name."""
     broken_workers: Sequence[str] = ()
+    """Descriptions of the workers that have left the latest session."""
+
+    @property
+    def stop_reason(self) -> str:
+        """The reason why the run stopped before it was complete; empty if it did not."""
+        if self.is_in_use:
+            return ""
+        exhausted = EXHAUSTED_REASON if self.last_summary.get("exhausted") else ""
+        return str(self.last_summary.get("stopped") or exhausted)
+
+    @property
+    def remedy(self) -> str:
+        """The command-line option that is needed to resume the run; empty if none is needed."""
+        return "" if self.is_in_use else str(self.last_summary.get("remedy") or "")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the latest session is probably still running."""
+        return not self.last_summary and self.is_in_use is not False
 
     @property
     def is_spent(self) -> bool:
