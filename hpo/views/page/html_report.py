@@ -38,7 +38,6 @@ from hpo.text_format import (
 )
 from hpo.views.page import (
     front_figures,
-    hyperparameter_figures,
     run_figures,
 )
 from hpo.views.result_text import (
@@ -62,7 +61,7 @@ _TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
-    """Write the report of the current state of a run; models for it take seconds."""
+    """Write the report of the current state of a run. The models that it asks take seconds."""
     write_atomically(path, make_report(run, top_n=10, ask_models=ask_models))
 
 
@@ -85,7 +84,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     # A conditional hyperparameter without any evaluation is in the space, but has no distribution.
     ranked = [each.name for each in summary.importances if each.name in distributions]
     order = list(dict.fromkeys([*ranked, *distributions]))
-    slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
+    slices = run_figures.draw_slices(evaluations, distributions, order)
     fronts = front_figures.draw_fronts(evaluations, objectives)
     top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
     shown = {name: distributions[name] for name in distributions if name in top_params}
@@ -94,7 +93,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         "best": None,
         "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
         "history": run_figures.draw_history(evaluations),
-        "parallel": hyperparameter_figures.draw_parallel_coordinates(evaluations, shown),
+        "parallel": run_figures.draw_parallel_coordinates(evaluations, shown),
         "rungs": run_figures.draw_rungs(evaluations, run.manifest.pruner, objectives),
         "schedule": run_figures.draw_schedule(evaluations, best, distributions),
         "descent": run_figures.draw_descent(evaluations, best),
