@@ -14,32 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
-from hpo import Categorical, Float, Prediction, SearchSpace, Worker
-from hpo.training import (
-    ImageDataset,
-    ImagesOnDevice,
-    ParallelSettings,
-    Pipeline,
-    SharedGradScaler,
-    augment_images,
-    check_choice,
-    check_positive,
-    compute_lr_factor,
-    compute_means,
-    decay_weights,
-    gather_state,
-    gather_weights,
-    list_blocks,
-    load_data,
-    load_state,
-    load_test_data,
-    make_autocast,
-    make_mesh,
-    replace_batch_norm,
-    select_predictions,
-    should_stop_early,
-    split_batch,
-)
+from hpo import Categorical, Float, Prediction, SearchSpace, Worker, training
 
 space = SearchSpace(
     optimizer=Categorical("sgd", "adamw"),
@@ -59,7 +34,7 @@ COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in rang
 
 
 @dataclass(frozen=True)
-class Settings(ParallelSettings):
+class Settings(training.ParallelSettings):
     """Settings of this search. Set them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "cifar10"
@@ -78,17 +53,17 @@ class Settings(ParallelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("dataset", self.dataset, ("cifar10", "fashion-mnist", "digits"))
-        check_positive(self, "epochs", "batch_size")
+        training.check_choice("dataset", self.dataset, ("cifar10", "fashion-mnist", "digits"))
+        training.check_positive(self, "epochs", "batch_size")
 
 
-def prepare(settings: Settings) -> ImageDataset:
+def prepare(settings: Settings) -> training.ImageDataset:
     """Load the data, once per host before the search. The result is `worker.data`."""
     sizes = {name: getattr(settings, name) for name in ("train_samples", "validation_samples")}
-    return load_data(settings.dataset, settings.data_dir, **sizes)
+    return training.load_data(settings.dataset, settings.data_dir, **sizes)
 
 
-def build_network(data: ImageDataset) -> nn.Sequential:
+def build_network(data: training.ImageDataset) -> nn.Sequential:
     """Return torchvision's ResNet-18 (He et al. 2016), untrained, as a sequence.
 
     As usual for CIFAR-10, the first convolution is 3x3 with stride 1, and no pooling follows.
@@ -109,15 +84,17 @@ def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
     """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
-        return Pipeline(network, worker, microbatches, precision=precision, stage_costs=COSTS)
-    replace_batch_norm(network)  # Each normalises the samples of all ranks.
+        return training.Pipeline(
+            network, worker, microbatches, precision=precision, stage_costs=COSTS
+        )
+    training.replace_batch_norm(network)  # Each normalises the samples of all ranks.
     if settings.parallel == "replicate":
         network.to(worker.device).to(memory_format=torch.channels_last)  # Convolutions are faster.
         model = DistributedDataParallel(network, gradient_as_bucket_view=True)
         model.broadcast_buffers = False  # They are equal on all ranks.
         return model
-    mesh = make_mesh(worker)
-    for _, block in list_blocks(network):
+    mesh = training.make_mesh(worker)
+    for _, block in training.list_blocks(network):
         if list(block.parameters()):
             fully_shard(block, mesh=mesh)
     return fully_shard(network, mesh=mesh)
@@ -126,10 +103,10 @@ def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
 def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Make an optimizer that does not decay biases and the weights of norms."""
     if params["optimizer"] == "sgd":
-        groups = decay_weights(model, params["weight_decay"])
+        groups = training.decay_weights(model, params["weight_decay"])
         momentum = params["momentum"]
         return torch.optim.SGD(groups, lr=params["lr"], momentum=momentum, nesterov=True)
-    groups = decay_weights(model, params["adamw_decay"])
+    groups = training.decay_weights(model, params["adamw_decay"])
     return torch.optim.AdamW(groups, lr=params["adamw_lr"], fused=True)
 
 
@@ -144,14 +121,16 @@ def make_schedule(
         return OneCycleLR(
             optimizer, optimizer.defaults["lr"], steps, pct_start=0.3, cycle_momentum=False
         )
-    return LambdaLR(optimizer, partial(compute_lr_factor, steps=steps, warmup=round(0.05 * steps)))
+    return LambdaLR(
+        optimizer, partial(training.compute_lr_factor, steps=steps, warmup=round(0.05 * steps))
+    )
 
 
 def resume(
     worker: Worker,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: SharedGradScaler,
+    scaler: training.SharedGradScaler,
     schedule: LRScheduler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
@@ -161,7 +140,7 @@ def resume(
     state = checkpoint or worker.parent_checkpoint
     if not state:
         return [], 0
-    load_state(model, optimizer, state["model"])
+    training.load_state(model, optimizer, state["model"])
     scaler.load_state_dict(state["scaler"])
     order.set_state(state["order"])
     if not checkpoint:
@@ -183,7 +162,7 @@ def objective(
     schedule = make_schedule(
         optimizer, params["schedule"], settings.epochs, math.ceil(len(train) / settings.batch_size)
     )
-    scaler = SharedGradScaler(worker.device, settings.precision)
+    scaler = training.SharedGradScaler(worker.device, settings.precision)
     order = torch.Generator().manual_seed(worker.seed)  # The same order of samples on all ranks.
     losses, step = resume(worker, model, optimizer, scaler, schedule, order)
 
@@ -200,29 +179,30 @@ def objective(
             )
             return scaler.scale(losses.sum() / len(batch))
 
-        for positions in split_batch(len(batch), worker, settings):
+        for positions in training.split_batch(len(batch), worker, settings):
             images, labels = train.get_batch(batch[positions])
-            images = augment_images(images, drawn[positions], params["augmentation"])
+            images = training.augment_images(images, drawn[positions], params["augmentation"])
             if is_pipeline:
                 model.backward(images, labels, positions, step, compute_loss)
                 continue
-            with make_autocast(settings.precision, worker.device):
+            with training.make_autocast(settings.precision, worker.device):
                 outputs = model(images)
             # The mean over ranks is taken.
             (compute_loss(outputs, labels) * worker.size).backward()
 
     def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = validation.get_batch(indices)
-        with make_autocast(settings.precision, worker.device):
+        with training.make_autocast(settings.precision, worker.device):
             outputs = model(images)
         return cross_entropy(outputs.float(), labels, reduction="none"), outputs.argmax(1) == labels
 
     def make_state() -> dict[str, Any]:
-        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict()}
+        state = {"model": training.gather_state(model, optimizer), "scaler": scaler.state_dict()}
         state["schedule"] = schedule.state_dict()
         return {**state, "order": order.get_state(), "step": step, "losses": losses}
 
-    while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
+    patience = settings.patience
+    while len(losses) < settings.epochs and not training.should_stop_early(losses, patience):
         model.train()
         for batch in torch.randperm(len(train), generator=order).split(settings.batch_size):
             optimizer.zero_grad()
@@ -233,9 +213,11 @@ def objective(
             step += 1
 
         model.eval()
-        loss, accuracy = compute_means(measure, len(validation), worker, is_shared=not is_pipeline)
+        loss, accuracy = training.compute_means(
+            measure, len(validation), worker, is_shared=not is_pipeline
+        )
         losses.append(loss)
-        worker.offer_weights(lambda: gather_weights(model))
+        worker.offer_weights(lambda: training.gather_weights(model))
         worker.save_checkpoint(make_state)
         yield loss, {"accuracy": accuracy}
 
@@ -251,15 +233,15 @@ def test(
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     network = build_network(data).to(device).eval()
     network.load_state_dict(weights)
-    pictures = load_test_data(settings.dataset, settings.data_dir)
+    pictures = training.load_test_data(settings.dataset, settings.data_dir)
     # A small search is tested on equally few images.
     count = min(settings.validation_samples or len(pictures), len(pictures))
-    images, labels = ImagesOnDevice(pictures, data, device).get_batch(torch.arange(count))
+    images, labels = training.ImagesOnDevice(pictures, data, device).get_batch(torch.arange(count))
     outputs = torch.cat([network(batch) for batch in images.split(256)]).log_softmax(1)
     metrics = {
         "loss": nn.functional.nll_loss(outputs, labels).item(),
         "accuracy": (outputs.argmax(1) == labels).double().mean().item(),
     }
-    return metrics, select_predictions(
+    return metrics, training.select_predictions(
         torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names
     )

@@ -9,18 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from hpo import Categorical, Float, Int, Prediction, SearchSpace, Worker
-from hpo.training import (
-    ImageDataset,
-    ImagesOnDevice,
-    check_choice,
-    check_positive,
-    compute_means,
-    load_data,
-    load_test_data,
-    select_predictions,
-    should_stop_early,
-)
+from hpo import Categorical, Float, Int, Prediction, SearchSpace, Worker, training
 
 space = SearchSpace(
     conv_layers=Int(2, 10),
@@ -51,8 +40,8 @@ class Settings:
     """Number of validation samples. 0 means all 10,000."""
 
     def __post_init__(self) -> None:
-        check_choice("dataset", self.dataset, ("mnist", "fashion-mnist"))
-        check_positive(self, "epochs", "batch_size", "patience")
+        training.check_choice("dataset", self.dataset, ("mnist", "fashion-mnist"))
+        training.check_positive(self, "epochs", "batch_size", "patience")
 
 
 class Net(nn.Module):
@@ -71,13 +60,13 @@ class Net(nn.Module):
         return torch.log_softmax(self.classifier(self.features(images).flatten(1)), dim=1)
 
 
-def prepare(settings: Settings) -> ImageDataset:
+def prepare(settings: Settings) -> training.ImageDataset:
     """Load the data, once per host before the search. The result is `worker.data`."""
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,
     }
-    return load_data(settings.dataset, settings.data_dir, **sizes)
+    return training.load_data(settings.dataset, settings.data_dir, **sizes)
 
 
 def objective(
@@ -110,7 +99,9 @@ def objective(
         outputs = network(images)
         return nll_loss(outputs, labels, reduction="none"), outputs.argmax(1) == labels
 
-    while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
+    while len(losses) < settings.epochs:
+        if training.should_stop_early(losses, settings.patience):
+            break
         for batch in torch.randperm(len(train), generator=order).split(settings.batch_size):
             images, labels = train.get_batch(batch[worker.rank :: worker.size])
             optimizer.zero_grad()
@@ -119,7 +110,7 @@ def objective(
             optimizer.step()
         schedule.step()
 
-        validation_loss, accuracy = compute_means(measure, len(validation), worker)
+        validation_loss, accuracy = training.compute_means(measure, len(validation), worker)
         losses.append(validation_loss)
         worker.offer_weights(network.state_dict())
         state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
@@ -137,13 +128,15 @@ def test(
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     network = Net(params["conv_layers"], params["activation"]).to(device)
     network.load_state_dict(weights)
-    pictures = load_test_data(settings.dataset, settings.data_dir)
-    images, labels = ImagesOnDevice(pictures, data, device).get_batch(torch.arange(len(pictures)))
+    pictures = training.load_test_data(settings.dataset, settings.data_dir)
+    images, labels = training.ImagesOnDevice(pictures, data, device).get_batch(
+        torch.arange(len(pictures))
+    )
     outputs = torch.cat([network(batch) for batch in images.split(256)])
     metrics = {
         "loss": nll_loss(outputs, labels).item(),
         "accuracy": (outputs.argmax(1) == labels).double().mean().item(),
     }
-    return metrics, select_predictions(
+    return metrics, training.select_predictions(
         torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names
     )

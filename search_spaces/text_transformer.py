@@ -16,32 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
-from hpo.training import (
-    DropoutMasks,
-    ParallelSettings,
-    Pipeline,
-    SharedGradScaler,
-    TextDataset,
-    TextOnDevice,
-    check_positive,
-    clip_gradients,
-    compute_lr_factor,
-    compute_means,
-    decay_weights,
-    gather_state,
-    gather_weights,
-    generate,
-    load_state,
-    load_test_text,
-    load_text,
-    make_autocast,
-    make_mesh,
-    make_transformer,
-    replace_dropout,
-    should_stop_early,
-    split_batch,
-)
+from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker, training
 
 space = SearchSpace(
     depth=Int(2, 6),
@@ -58,7 +33,7 @@ PROMPTS = ("def ", "class ", "import ")
 
 
 @dataclass(frozen=True)
-class Settings(ParallelSettings):
+class Settings(training.ParallelSettings):
     """Settings of this search. A user changes them with --set, for example --set context=64."""
 
     context: int = 64
@@ -75,28 +50,30 @@ class Settings(ParallelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "context", "epochs", "batch_size")
+        training.check_positive(self, "context", "epochs", "batch_size")
 
 
-def prepare(settings: Settings) -> TextDataset:
+def prepare(settings: Settings) -> training.TextDataset:
     """Load the text, once per host before the search. The result is `worker.data`."""
     train, validation = settings.train_samples, settings.validation_samples
-    return load_text(settings.context, train_samples=train, validation_samples=validation)
+    return training.load_text(settings.context, train_samples=train, validation_samples=validation)
 
 
-def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
+def build_network(params: Mapping[str, Any], text: training.TextDataset) -> nn.Sequential:
     """Return a new network, a flat sequence of an embedding, blocks and a head."""
     sizes = {name: params[name] for name in ("depth", "width", "heads", "dropout")}
-    return make_transformer(text.vocabulary_size, text.context, **sizes)
+    return training.make_transformer(text.vocabulary_size, text.context, **sizes)
 
 
 def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
     """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
-        return Pipeline(network, worker, settings.microbatches, precision=settings.precision)
+        return training.Pipeline(
+            network, worker, settings.microbatches, precision=settings.precision
+        )
     if settings.parallel == "replicate":
         return DistributedDataParallel(network.to(worker.device), gradient_as_bucket_view=True)
-    mesh = make_mesh(worker)
+    mesh = training.make_mesh(worker)
     for block in network:
         fully_shard(block, mesh=mesh)
     return fully_shard(network, mesh=mesh)
@@ -111,7 +88,7 @@ def resume(
     worker: Worker,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: SharedGradScaler,
+    scaler: training.SharedGradScaler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
     """Load the checkpoint of this evaluation or its parent. Return losses and steps."""
@@ -120,7 +97,7 @@ def resume(
     state = checkpoint or worker.parent_checkpoint
     if not state:
         return [], 0
-    load_state(model, optimizer, state["model"])
+    training.load_state(model, optimizer, state["model"])
     scaler.load_state_dict(state["scaler"])
     order.set_state(state["order"])
     return state["losses"] if checkpoint else [], state["step"]
@@ -133,13 +110,13 @@ def objective(
     train, validation = worker.data.splits(worker.device)
     network = build_network(params, worker.data)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    masks = DropoutMasks(worker.seed)
-    replace_dropout(network, masks)  # Dropout does not depend on the number of ranks.
+    masks = training.DropoutMasks(worker.seed)
+    training.replace_dropout(network, masks)  # Dropout does not depend on the number of ranks.
     model = share(network, worker, settings)
     is_pipeline = settings.parallel == "pipeline"
-    groups = decay_weights(model, params["weight_decay"])
+    groups = training.decay_weights(model, params["weight_decay"])
     optimizer = torch.optim.AdamW(groups, lr=params["lr"], fused=True)
-    scaler = SharedGradScaler(worker.device, settings.precision)
+    scaler = training.SharedGradScaler(worker.device, settings.precision)
     order = torch.Generator().manual_seed(worker.seed)  # The same order of samples on all ranks.
     losses, step = resume(worker, model, optimizer, scaler, order)
 
@@ -149,49 +126,52 @@ def objective(
         def compute_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return scaler.scale(compute_losses(outputs, targets).sum() / len(batch))
 
-        for positions in split_batch(len(batch), worker, settings):
+        for positions in training.split_batch(len(batch), worker, settings):
             inputs, targets = train.get_batch(batch[positions])
             if is_pipeline:
                 model.backward(inputs, targets, positions, step, compute_loss)
                 continue
             masks.begin_forward(step, positions, worker.device)
-            with make_autocast(settings.precision, worker.device):
+            with training.make_autocast(settings.precision, worker.device):
                 outputs = model(inputs)
             # The mean over ranks is taken.
             (compute_loss(outputs, targets) * worker.size).backward()
 
     def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = validation.get_batch(indices)
-        with make_autocast(settings.precision, worker.device):
+        with training.make_autocast(settings.precision, worker.device):
             outputs = model(inputs)
         return compute_losses(outputs, targets), (outputs.argmax(-1) == targets).float().mean(1)
 
     def make_state() -> dict[str, Any]:
-        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict()}
+        state = {"model": training.gather_state(model, optimizer), "scaler": scaler.state_dict()}
         return {**state, "order": order.get_state(), "step": step, "losses": losses}
 
     steps_per_epoch = math.ceil(len(train) / settings.batch_size)
     steps = settings.epochs * steps_per_epoch
-    while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
+    patience = settings.patience
+    while len(losses) < settings.epochs and not training.should_stop_early(losses, patience):
         model.train()
         batches = torch.randperm(len(train), generator=order).split(settings.batch_size)
         for index, batch in enumerate(batches, len(losses) * steps_per_epoch):
             for group in optimizer.param_groups:
-                group["lr"] = params["lr"] * compute_lr_factor(
+                group["lr"] = params["lr"] * training.compute_lr_factor(
                     index, steps, round(params["warmup"] * steps)
                 )
             optimizer.zero_grad()
             add_gradients(batch)
             scaler.unscale_(optimizer)
-            clip_gradients(model, 1.0)
+            training.clip_gradients(model, 1.0)
             scaler.step(optimizer)
             scaler.update()
             step += 1
 
         model.eval()
-        loss, accuracy = compute_means(measure, len(validation), worker, is_shared=not is_pipeline)
+        loss, accuracy = training.compute_means(
+            measure, len(validation), worker, is_shared=not is_pipeline
+        )
         losses.append(loss)
-        worker.offer_weights(lambda: gather_weights(model))
+        worker.offer_weights(lambda: training.gather_weights(model))
         worker.save_checkpoint(make_state)
         yield loss, {"accuracy": accuracy, "parameters": parameters}
 
@@ -205,12 +185,12 @@ def test(
     text = prepare(settings)
     network = build_network(params, text).to(device).eval()
     network.load_state_dict(weights)
-    pieces = load_test_text(settings.context)
+    pieces = training.load_test_text(settings.context)
     # A small search is tested on equally few samples, from all files.
     if settings.validation_samples:
         count = min(settings.validation_samples, len(pieces))
         pieces = pieces[np.linspace(0, len(pieces) - 1, count).astype(int)]
-    samples = TextOnDevice(pieces, device)
+    samples = training.TextOnDevice(pieces, device)
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in torch.arange(len(samples)).split(256):
         inputs, targets = samples.get_batch(batch)
@@ -222,7 +202,7 @@ def test(
     loss, accuracy = (sums / len(samples)).tolist()
     # A network that has learned little generates more readable text below a temperature of 1.
     texts = [
-        generate(network, text, prompt, 2 * text.context, 0.7, seed)
+        training.generate(network, text, prompt, 2 * text.context, 0.7, seed)
         for seed, prompt in enumerate(PROMPTS)
     ]
     return {"loss": loss, "accuracy": accuracy}, list(map(TextSample, PROMPTS, texts))

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -83,12 +82,7 @@ class Probe:
         self._start_time = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         trace = self.trace
         trace.seconds = time.monotonic() - self._start_time
         trace.memory = _read_peak_memory()
