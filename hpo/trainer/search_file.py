@@ -99,23 +99,19 @@ class SearchFile:
         ).data
 
     def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
-        """Return this file with settings from NAME=VALUE texts. Raises UsageError."""
-        return BoundSearch(self, self.make_settings(assignments))
+        """Return this file with settings from NAME=VALUE texts.
 
-    def make_settings(self, assignments: Sequence[str]) -> Any:
-        """Return an instance of the file's `Settings`, made from NAME=VALUE texts.
-
-        It is None if the file has no `Settings`. Raises UsageError for a name or a value that the
-        `Settings` do not accept.
+        The settings are None if the file has no `Settings`. Raises UsageError for a name or a value
+        that the `Settings` do not accept.
         """
         if self.settings_type is None:
             for assignment in assignments:
                 self.check_setting(assignment)
-            return None
+            return BoundSearch(self, None)
         values = dict(self._parse_setting(assignment) for assignment in assignments)
         try:
             # Each call gets a copy, so copying must work.
-            return copy.deepcopy(self.settings_type(**values))
+            return BoundSearch(self, copy.deepcopy(self.settings_type(**values)))
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
         except (Exception, SystemExit) as error:
@@ -184,7 +180,6 @@ class BoundSearch:
     """A search file together with its settings."""
 
     file: SearchFile
-    """The search file."""
     settings: Any
     """An instance of the file's `Settings`; None if the file has none."""
 

@@ -11,7 +11,7 @@ import functools
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -38,7 +38,7 @@ from hpo.trainer.report_exchange import ReportExchange
 from hpo.trainer.worker import Comm, Worker, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_CONNECT_TIMEOUT = timedelta(minutes=5)
+CONNECT_TIMEOUT = timedelta(minutes=5)
 _init_process_group = dist.init_process_group
 
 
@@ -86,7 +86,7 @@ class TrainerGroup:
         os.environ.update(ticket.environment)
         self.devices = select_device(ticket.devices)
         self.memory = DeviceMemory(self.devices[0])
-        self.timeout = max(timedelta(seconds=ticket.timeout), _CONNECT_TIMEOUT)
+        self.timeout = max(timedelta(seconds=ticket.timeout), CONNECT_TIMEOUT)
         try:
             self.store = _open_store(ticket)
             with _disable_torch_check():
@@ -104,7 +104,7 @@ class TrainerGroup:
                 self.rank,
                 self.size,
                 ticket.address[0],
-                _CONNECT_TIMEOUT.total_seconds(),
+                CONNECT_TIMEOUT.total_seconds(),
                 ticket.timeout,
             )
             # An objective that fails at once would break the connections that its peers are still
@@ -214,21 +214,8 @@ def _open_store(ticket: GroupTicket) -> Store:
     if ticket.file:
         return FileStore(ticket.file, ticket.size)
     address, port = ticket.address
-    store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT)
+    store = TCPStore(address, port, is_master=False, timeout=CONNECT_TIMEOUT)
     return PrefixStore(ticket.name, store)
-
-
-def serve_store(address: str, port: int, listener: int) -> TCPStore:
-    """Start the server of a TCPStore on a socket on which another process already listens.
-
-    `listener` is the file descriptor of the socket. The agent of torchrun starts its store in the
-    same way.
-    """
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-    options["master_listen_fd"] = listener
-    with suppress(RuntimeError):
-        return TCPStore(address, port, **options, timeout=_CONNECT_TIMEOUT)
-    return TCPStore(address, port, **options, use_libuv=False)
 
 
 def replace_init_process_group() -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -33,7 +34,7 @@ from hpo.trainer.program_runner import ProgramProbe, ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.signals import IGNORED_SIGNALS, InterruptHandler, register_trainer_process
-from hpo.trainer.trainer_group import TrainerGroup, serve_store
+from hpo.trainer.trainer_group import CONNECT_TIMEOUT, TrainerGroup
 
 _EXIT_SECONDS = 5
 _HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
@@ -142,9 +143,17 @@ class TrainerServer:
         self._channel.send("devices", **find_devices())
 
     def _on_store(self, message: Message) -> None:
+        """Serve torch's store on a socket that listens already, as the agent of torchrun does."""
         (listener,) = message.descriptors
+        options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
+        options.update(host_name=message["address"], port=message["port"])
+        options["master_listen_fd"] = listener
         try:
-            self._stores.append(serve_store(message["address"], message["port"], listener))
+            try:
+                store = dist.TCPStore(**options, timeout=CONNECT_TIMEOUT)  # type: ignore[attr-defined]
+            except RuntimeError:
+                store = dist.TCPStore(**options, use_libuv=False)  # type: ignore[attr-defined]
+            self._stores.append(store)
         except RuntimeError as error:
             print(
                 f"torch's store cannot be served: {format_error(error)}",

@@ -84,7 +84,7 @@ class IdxFiles:
             self.torchvision_name,
             [folder, folder / self.torchvision_name / "raw"],
             names,
-            [f"{name}[.gz]" for name in names],
+            ("", ".gz"),
             fetch_files,
         )
         images = _read_idx(images_path)
@@ -127,7 +127,7 @@ class Cifar10:
 
         folders = [folder, folder / "cifar-10-batches-bin"]
         parts = []
-        for path in _find_files("CIFAR10 (binary version)", folders, names, names, fetch_files):
+        for path in _find_files("CIFAR10 (binary version)", folders, names, [""], fetch_files):
             content = np.fromfile(path, np.uint8)
             if len(content) == 0 or len(content) % 3073:
                 raise ValueError(
@@ -186,18 +186,17 @@ def _find_files(
     dataset: str,
     folders: Sequence[Path],
     names: Sequence[str],
-    patterns: Sequence[str],
+    suffixes: Sequence[str],
     fetch: Callable[[Path], object],
 ) -> list[Path]:
-    """Return the paths of files, which may be gzipped. Download the data set if one is missing.
+    """Return the paths of files. Download the data set if one is missing.
 
     The download goes into the first folder, by way of a temporary folder inside it. Raises
-    FileNotFoundError if it fails. Its message has the `patterns` of the names and the searched
-    `folders`.
+    FileNotFoundError if it fails. Its message has the names and the searched `folders`.
     """
 
     def find_file(name: str) -> Path | None:
-        paths = (folder / (name + suffix) for folder in folders for suffix in ("", ".gz"))
+        paths = (folder / (name + suffix) for folder in folders for suffix in suffixes)
         return next((path for path in paths if path.is_file()), None)
 
     folder = folders[0]
@@ -217,6 +216,7 @@ def _find_files(
             with suppress(OSError):
                 folder.rmdir()
         reason = " ".join(str(error).split())
+        patterns = [f"{name}[.gz]" if ".gz" in suffixes else name for name in names]
         raise FileNotFoundError(
             f"{dataset} is missing and could not be downloaded. Searched for "
             f"{' and '.join(patterns)} in {' and in '.join(map(str, folders))}; the download into "

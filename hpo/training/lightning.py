@@ -27,8 +27,6 @@ except ModuleNotFoundError as error:
     )
     raise ModuleNotFoundError(reason) from None
 
-_WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
-
 
 def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """Make a Trainer on the worker's ranks that reports `monitor` after each validation.
@@ -38,15 +36,11 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     example pruned, the exception of `worker.report` ends the fit. Collective: call on all ranks.
 
     Args:
-        worker: The worker that the objective gets.
         monitor: Name of the validation loss, which is minimized. Log it with ``sync_dist=True``: it
             must be the same on all ranks.
         options: Arguments of ``lightning.Trainer``, except ``accelerator``, ``devices`` and
             ``num_nodes``. The default strategy is ``"ddp"``. Loggers, checkpoints, progress bars,
             the model summary and the sanity check are off by default.
-
-    Returns:
-        The Trainer.
 
     Raises:
         ValueError: `options` has an option that the worker determines. During the fit: `monitor`
@@ -72,12 +66,8 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
     losses, and call `worker.offer_weights`.
 
     Args:
-        worker: The worker that the objective gets.
         options: Arguments of ``lightning.Fabric``, except ``accelerator``, ``devices`` and
             ``num_nodes``. The default strategy is ``"ddp"``.
-
-    Returns:
-        The Fabric, launched.
 
     Raises:
         ValueError: `options` has an option that the worker determines.
@@ -96,7 +86,7 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
 
 def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's options and those of the worker's ranks; hide Lightning's tips."""
-    for name in _WORKER_OPTIONS:
+    for name in ("accelerator", "devices", "num_nodes"):
         if name in options:
             raise ValueError(
                 f"{name} must be omitted, got {options[name]!r}. The worker determines the ranks "

@@ -101,7 +101,6 @@ def compute_means(
         measure: A function from indices of samples, int64 of shape (N,) on the CPU, to losses and
             metrics of each sample, of shape (N,) each. N may be 0.
         samples: Number of samples; indices are 0 to ``samples - 1``.
-        worker: The worker that the objective gets.
         batch_size: The largest N.
         is_shared: Whether ranks share the samples. If not, each rank measures all, as with a
             `Pipeline`.

@@ -47,7 +47,6 @@ class Pipeline(nn.Module):
     Args:
         network: The network, in memory of the CPU. Its blocks are its children, and those of nested
             nn.Sequentials. For dropout, call `replace_dropout` first.
-        worker: The worker that the objective gets.
         microbatches: The number of microbatches into which `backward` divides its samples.
         precision: The type for autocast: "float32", "bfloat16" or "float16".
         stage_costs: Costs of the blocks by name, in any unit. Blocks without an entry cost 0. By

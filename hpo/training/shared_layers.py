@@ -151,16 +151,10 @@ def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def replace_batch_norm(network: nn.Module) -> nn.Module:
-    """Replace each batch normalisation by one over the samples of all ranks.
+    """Replace each batch normalisation by one over the samples of all ranks. Return the network.
 
     Its results do not depend on the number of ranks, and a rank may have no sample. The names of
     weights stay. With one rank, nothing is replaced.
-
-    Args:
-        network: The network, which is changed.
-
-    Returns:
-        The network.
     """
 
     def make_shared(module: nn.Module) -> nn.Module | None:
@@ -286,21 +280,14 @@ def replace_dropout(network: nn.Module, masks: DropoutMasks) -> nn.Module:
     """Replace each nn.Dropout of a network by one whose masks do not depend on the number of ranks.
 
     Other modules that draw random numbers are not changed. Before each forward pass in training,
-    call `masks.begin_forward`.
-
-    Args:
-        network: The network, which is changed.
-        masks: Draws the masks.
-
-    Returns:
-        The network.
+    call `masks.begin_forward`. The network is changed in place, and returned.
     """
     layers = itertools.count()
 
-    def make_shared_dropout(module: nn.Module) -> nn.Module | None:
+    def make_shared(module: nn.Module) -> nn.Module | None:
         return SharedDropout(module.p, next(layers), masks) if type(module) is nn.Dropout else None
 
-    return replace_modules(network, make_shared_dropout)
+    return replace_modules(network, make_shared)
 
 
 def replace_modules(

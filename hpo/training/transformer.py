@@ -155,7 +155,7 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> str:
-    """Generate characters after a prompt with a character language model.
+    """Generate characters after a prompt with a character language model. Return them alone.
 
     Args:
         network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length,
@@ -167,9 +167,6 @@ def generate(
         temperature: Divisor of the logits, greater than 0. Below 1, probable characters become more
             probable.
         seed: Seed of the draws. The same seed generates the same text.
-
-    Returns:
-        The generated characters, without the prompt.
 
     Raises:
         ValueError: `temperature` is not a finite number greater than 0, or `length` is negative.

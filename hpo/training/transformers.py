@@ -48,15 +48,7 @@ class ReportCallback(TrainerCallback):
         control: TrainerControl,  # noqa: ARG002
         **kwargs: Any,
     ) -> None:
-        """Report the metrics of an evaluation. transformers calls this method.
-
-        Args:
-            args: Unused.
-            state: The state of the Trainer.
-            control: Unused.
-            kwargs: Further arguments; ``metrics`` holds the metrics of the evaluation by their
-                names.
-        """
+        """Report the ``metrics`` of an evaluation. transformers calls this method."""
         metrics = kwargs["metrics"]
         if state.is_world_process_zero and self._loss in metrics:
             others = {

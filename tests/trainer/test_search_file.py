@@ -55,9 +55,11 @@ def write(folder: Path, text: str, name: str = "search.py") -> Path:
 
 def test_settings_are_parsed_as_their_types(tmp_path: Path) -> None:
     search = load_search_file(write(tmp_path, GOOD))
-    settings = search.make_settings(["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"])
+    settings = search.bind_settings(
+        ["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"]
+    ).settings
     assert (settings.epochs, settings.rate, settings.fast, settings.name) == (7, 0.001, True, "a=b")
-    assert search.make_settings([]).epochs == 3
+    assert search.bind_settings([]).settings.epochs == 3
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_wrong_setting_raises_with_allowed_values(
 ) -> None:
     search = load_search_file(write(tmp_path, GOOD))
     with pytest.raises(UsageError) as raised:
-        search.make_settings([assignment])
+        search.bind_settings([assignment])
     assert message in str(raised.value)
     with pytest.raises(UsageError) as of_rank:
         describe_search_file(search.path).bind_settings([assignment])
@@ -91,12 +93,12 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
     text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\n"
     text += "def objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
-    assert search.make_settings([]) is None
+    assert search.bind_settings([]).settings is None
     bound = search.bind_settings([])
     assert bound.file.objective({}, None, *bound.copy_settings()) == 1.0  # type: ignore[operator]
     assert describe_search_file(search.path).bind_settings([]).setting_values == {}
     with pytest.raises(UsageError, match="has no Settings"):
-        search.make_settings(["epochs=3"])
+        search.bind_settings(["epochs=3"])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_search_file_imports_modules_next_to_it(tmp_path: Path) -> None:
 def test_shipped_search_spaces_have_reference_hyperparameters(name: str) -> None:
     search = load_search_file(ROOT / "search_spaces" / f"{name}.py")
     assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
-    settings: Any = search.make_settings(["epochs=3"])
+    settings: Any = search.bind_settings(["epochs=3"]).settings
     assert settings.epochs == 3
 
 
