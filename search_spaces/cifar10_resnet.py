@@ -83,9 +83,12 @@ def build_network(data: training.ImageDataset) -> nn.Sequential:
 def share(network: nn.Sequential, worker: Worker, settings: Settings) -> Any:
     """Share the network among the ranks, as replicas, shards or pipeline stages."""
     if settings.parallel == "pipeline":
-        microbatches, precision = settings.microbatches, settings.precision
         return training.Pipeline(
-            network, worker, microbatches, precision=precision, stage_costs=COSTS
+            network,
+            worker,
+            settings.microbatches,
+            precision=settings.precision,
+            stage_costs=COSTS,
         )
     training.replace_batch_norm(network)  # Each normalises the samples of all ranks.
     if settings.parallel == "replicate":

@@ -55,8 +55,8 @@ class Settings(training.ParallelSettings):
 
 def prepare(settings: Settings) -> training.TextDataset:
     """Load the text, once per host before the search. The result is `worker.data`."""
-    train, validation = settings.train_samples, settings.validation_samples
-    return training.load_text(settings.context, train_samples=train, validation_samples=validation)
+    sizes = {name: getattr(settings, name) for name in ("train_samples", "validation_samples")}
+    return training.load_text(settings.context, **sizes)
 
 
 def build_network(params: Mapping[str, Any], text: training.TextDataset) -> nn.Sequential:

@@ -122,7 +122,8 @@ class _WorkerEnvironment(ClusterEnvironment):
 
     creates_processes_externally = True
     # Lightning needs them only to make a process group, and one exists.
-    main_address, main_port = "", 0
+    main_address = ""
+    main_port = 0
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

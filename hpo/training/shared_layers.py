@@ -25,7 +25,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 # The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed
 # numbers.
-_FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
+_FIRST_MULTIPLIER = 0x7FEB352D
+_SECOND_MULTIPLIER = 0x846CA68B - (1 << 32)
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -131,7 +132,7 @@ def _compute_statistics(
     parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, ours)
     every = torch.stack(parts).double()
-    means, variances, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
+    means, variances, counts = every.split([channels, channels, 1], dim=1)  # type: ignore[no-untyped-call]
     total = counts.sum()
     if count < 2 and total < 2:  # To read the total, the host must wait for the device.
         raise ValueError(
@@ -195,7 +196,8 @@ class DropoutMasks:
             device: The device of the masks.
         """
         self._calls.clear()
-        self._samples, self._keys = (step, positions, device), None
+        self._samples = (step, positions, device)
+        self._keys = None
 
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
         """Return a boolean mask for the input of a dropout layer, True with probability 1 - p.

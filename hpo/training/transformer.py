@@ -74,7 +74,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
         """Return the vectors. Raises ValueError if `length` exceeds the number of positions."""
-        length, context = symbols.shape[1], self.positions.num_embeddings
+        length = symbols.shape[1]
+        context = self.positions.num_embeddings
         if length > context:
             raise ValueError(f"the number of symbols must be at most {context}, got {length}")
         positions = torch.arange(length, device=symbols.device)
