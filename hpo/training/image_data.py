@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,127 +32,112 @@ from hpo.training.loop import check_choice, check_count
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 Part = Literal["train", "test"]
 
+_DIGITS = tuple("0123456789")
 _CLOTHES = (
     *("T-shirt", "trousers", "pullover", "dress", "coat"),
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
+_OBJECTS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 
 
-class Digits:
-    """The UCI handwritten digits of scikit-learn: 1,797 images of 8x8 pixels, without a download.
+def read_digits(folder: Path, part: Part) -> Arrays:  # noqa: ARG001 - no files are needed
+    """Read the UCI handwritten digits of scikit-learn: 1,797 images of 8x8 pixels.
 
     They have no published test part, so every fifth image is a test image.
     """
+    from sklearn.datasets import load_digits
 
-    class_names = tuple("0123456789")
-    validation_samples = 360
-
-    def read_part(self, folder: Path, part: Part) -> Arrays:  # noqa: ARG002 - no files are needed
-        """Read every fifth image for "test", and the others for "train"."""
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        chosen = (np.arange(len(digits.target)) % 5 == 4) == (part == "test")
-        images = digits.images.astype(np.uint8)[:, None]
-        return images[chosen], digits.target.astype(np.int64)[chosen]
+    digits = load_digits()
+    chosen = (np.arange(len(digits.target)) % 5 == 4) == (part == "test")
+    images = digits.images.astype(np.uint8)[:, None]
+    return images[chosen], digits.target.astype(np.int64)[chosen]
 
 
-@dataclass(frozen=True)
-class IdxFiles:
-    """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files.
+def read_idx_files(torchvision_name: str, folder: Path, part: Part) -> Arrays:
+    """Read MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files.
 
     The files may be gzipped. They are read from the data directory, or from its subfolder
     `torchvision_name`/raw, which torchvision uses. If both lack the files, they are downloaded to
     the subfolder.
     """
+    prefix = "t10k" if part == "test" else "train"
 
-    torchvision_name: str
-    class_names: tuple[str, ...]
-    validation_samples: int = 10_000
+    def fetch_files(root: Path) -> None:
+        # The import takes 1.4 s of CPU time, and only a download needs it.
+        import torchvision.datasets
 
-    def read_part(self, folder: Path, part: Part) -> Arrays:
-        """Read the published training or test files."""
-        prefix = "t10k" if part == "test" else "train"
-        names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+        getattr(torchvision.datasets, torchvision_name)(root=str(root), download=True)
 
-        def fetch_files(root: Path) -> None:
-            # The import takes 1.4 s of CPU time, and only a download needs it.
-            import torchvision.datasets
-
-            getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
-
-        images_path, labels_path = _find_files(
-            self.torchvision_name,
-            [folder, folder / self.torchvision_name / "raw"],
-            names,
-            ("", ".gz"),
-            fetch_files,
+    images_path, labels_path = _find_files(
+        torchvision_name,
+        [folder, folder / torchvision_name / "raw"],
+        [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"],
+        ("", ".gz"),
+        fetch_files,
+    )
+    images = _read_idx(images_path)
+    labels = _read_idx(labels_path)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{images_path} and {labels_path} must hold two-dimensional images and as many "
+            f"labels, got images of shape {images.shape} and labels of shape {labels.shape}"
         )
-        images = _read_idx(images_path)
-        labels = _read_idx(labels_path)
-        if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"{images_path} and {labels_path} must hold two-dimensional images and as many "
-                f"labels, got images of shape {images.shape} and labels of shape {labels.shape}"
-            )
-        _check_labels(labels, labels_path, self.class_names)
-        return images[:, None], labels.astype(np.int64)
+    _check_labels(labels, labels_path)
+    return images[:, None], labels.astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Cifar10:
-    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded if it is missing.
+def read_cifar10(
+    folder: Path,
+    part: Part,
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    md5: str = "c32a1d4ab5d03f1284b67883e8d87530",
+) -> Arrays:
+    """Read CIFAR-10 (Krizhevsky 2009) in its binary version, which is downloaded if it is missing.
 
     torchvision reads the Python version, which is pickled: reading it would execute code in the
-    files.
+    files. A record has a label of one byte and an image of 3 x 32 x 32 bytes.
     """
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    if part == "test":
+        names = ["test_batch.bin"]
 
-    class_names: tuple[str, ...] = (
-        *("airplane", "automobile", "bird", "cat", "deer"),
-        *("dog", "frog", "horse", "ship", "truck"),
-    )
-    validation_samples: int = 10_000
-    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-    md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
+    def fetch_files(root: Path) -> None:
+        from torchvision.datasets.utils import download_and_extract_archive
 
-    def read_part(self, folder: Path, part: Part) -> Arrays:
-        """Read records of the published files, each with a label of one byte and an image."""
-        names = [f"data_batch_{number}.bin" for number in range(1, 6)]
-        if part == "test":
-            names = ["test_batch.bin"]
+        download_and_extract_archive(url, str(root), md5=md5, remove_finished=True)
 
-        def fetch_files(root: Path) -> None:
-            from torchvision.datasets.utils import download_and_extract_archive
-
-            download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
-
-        folders = [folder, folder / "cifar-10-batches-bin"]
-        parts = []
-        for path in _find_files("CIFAR10 (binary version)", folders, names, [""], fetch_files):
-            content = np.fromfile(path, np.uint8)
-            if len(content) == 0 or len(content) % 3073:
-                raise ValueError(
-                    f"{path} must hold records of 3073 bytes, got {len(content)} bytes. "
-                    "The file is damaged"
-                )
-            parts.append(content.reshape(-1, 3073))
-            _check_labels(parts[-1][:, 0], path, self.class_names)
-        records = np.concatenate(parts)
-        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+    folders = [folder, folder / "cifar-10-batches-bin"]
+    parts = []
+    for path in _find_files("CIFAR10 (binary version)", folders, names, [""], fetch_files):
+        content = np.fromfile(path, np.uint8)
+        if len(content) == 0 or len(content) % 3073:
+            raise ValueError(
+                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. "
+                "The file is damaged"
+            )
+        parts.append(content.reshape(-1, 3073))
+        _check_labels(parts[-1][:, 0], path)
+    records = np.concatenate(parts)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
-SOURCES: dict[str, Digits | IdxFiles | Cifar10] = {
-    "digits": Digits(),
-    "mnist": IdxFiles("MNIST", Digits.class_names),
-    "fashion-mnist": IdxFiles("FashionMNIST", _CLOTHES),
-    "cifar10": Cifar10(),
+# The function that reads a part, the names of the classes, and the number of validation samples.
+SOURCES: dict[str, tuple[Callable[[Path, Part], Arrays], tuple[str, ...], int]] = {
+    "digits": (read_digits, _DIGITS, 360),
+    "mnist": (partial(read_idx_files, "MNIST"), _DIGITS, 10_000),
+    "fashion-mnist": (partial(read_idx_files, "FashionMNIST"), _CLOTHES, 10_000),
+    "cifar10": (read_cifar10, _OBJECTS, 10_000),
 }
+_CLASSES = 10  # Each of them has 10 classes.
 
 
-def _check_labels(labels: npt.NDArray[np.uint8], path: Path, class_names: Sequence[str]) -> None:
-    if labels.max(initial=0) >= len(class_names):
+def _check_labels(labels: npt.NDArray[np.uint8], path: Path) -> None:
+    if labels.max(initial=0) >= _CLASSES:
         raise ValueError(
-            f"labels in {path} must be less than {len(class_names)}, the number of classes, "
+            f"labels in {path} must be less than {_CLASSES}, the number of classes, "
             f"got {labels.max()}"
         )
 
@@ -346,14 +332,14 @@ def load_data(
                 return load_data("fashion-mnist", settings.data_dir)
     """
     images, labels = _read_part(name, data_dir, "train")
-    source = SOURCES[name]
-    if len(labels) <= source.validation_samples:
+    _, class_names, reserved = SOURCES[name]
+    if len(labels) <= reserved:
         raise ValueError(
-            f"{name} must have more than {source.validation_samples} training samples, of which "
-            f"that many are for validation, got {len(labels)}"
+            f"{name} must have more than {reserved} training samples, of which that many are for "
+            f"validation, got {len(labels)}"
         )
     shuffled = np.random.default_rng(0).permutation(len(labels))
-    validation, train = np.split(shuffled, [source.validation_samples])
+    validation, train = np.split(shuffled, [reserved])
     train = train[: check_count("train_samples", train_samples, len(train), name)]
     validation = validation[
         : check_count("validation_samples", validation_samples, len(validation), name)
@@ -362,7 +348,7 @@ def load_data(
     return ImageDataset(
         LabelledImages(images[train], labels[train]),
         LabelledImages(images[validation], labels[validation]),
-        source.class_names,
+        class_names,
         mean,
         std,
     )
@@ -388,7 +374,8 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
 
 def _read_part(name: str, data_dir: str | Path, part: Part) -> Arrays:
     check_choice("dataset", name, tuple(SOURCES))
-    return SOURCES[name].read_part(Path(data_dir).expanduser().absolute(), part)
+    read, _, _ = SOURCES[name]
+    return read(Path(data_dir).expanduser().absolute(), part)
 
 
 def _compute_statistics(

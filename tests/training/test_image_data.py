@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from hpo.training import load_data, load_test_data
-from hpo.training.image_data import Cifar10
+from hpo.training.image_data import read_cifar10
 from tests.support.cifar import make_cifar10_patterns, write_cifar10
 from tests.support.launch import FASHION_MNIST, needs_fashion_mnist
 
@@ -175,12 +175,12 @@ def test_cifar10_download_is_complete_or_removed(
             archive.addfile(member, io.BytesIO(batch.tobytes()))
     md5 = hashlib.md5((folder / "cifar.tar.gz").read_bytes()).hexdigest()
     with pytest.raises(FileNotFoundError, match="could not be downloaded"):
-        Cifar10(url=f"{url}/cifar.tar.gz", md5="0" * 32).read_part(tmp_path / "data", "train")
+        read_cifar10(tmp_path / "data", "train", url=f"{url}/cifar.tar.gz", md5="0" * 32)
     assert not (tmp_path / "data").exists()
-    source = Cifar10(url=f"{url}/cifar.tar.gz", md5=md5)
-    images, labels = source.read_part(tmp_path / "data", "train")
+    read_part = partial(read_cifar10, tmp_path / "data", url=f"{url}/cifar.tar.gz", md5=md5)
+    images, labels = read_part("train")
     (folder / "cifar.tar.gz").unlink()
-    test_images, test_labels = source.read_part(tmp_path / "data", "test")
+    test_images, test_labels = read_part("test")
     assert (images.shape, test_images.shape) == ((115, 3, 32, 32), (7, 3, 32, 32))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"]
     np.testing.assert_array_equal(labels[21:43], records["data_batch_2.bin"][:, 0])
@@ -191,12 +191,12 @@ def test_cifar10_download_is_complete_or_removed(
     with pytest.raises(
         ValueError, match=r"data_batch_3.bin must hold records of 3073 bytes, got 70678 bytes"
     ):
-        source.read_part(tmp_path / "data", "train")
+        read_part("train")
     place.write_bytes(b"\x0b" * 3073)
     with pytest.raises(
         ValueError, match=r"data_batch_3.bin must be less than 10, the number of classes, got 11"
     ):
-        source.read_part(tmp_path / "data", "train")
+        read_part("train")
 
 
 def test_cifar10_is_read_from_its_binary_files(tmp_path: Path) -> None:
