@@ -241,12 +241,13 @@ def _run_command(command: Sequence[str]) -> None:
         raise ExitStatusError(f"{command[0]} {describe_status(status)}", status in _ABORT_STATUSES)
 
 
-class ProgramProbe:
+class ProgramProbe(Probe):
     """Observes a program in this process, from construction to `stop_probe`."""
 
     def __init__(self) -> None:
-        self._variables = set[str]()
-        variables = self._variables
+        super().__init__()
+        variables = set[str]()
+        self._variables = variables
         look_up = os._Environ.__getitem__
 
         def look_up_and_record(environment: Any, name: Any) -> Any:
@@ -255,14 +256,12 @@ class ProgramProbe:
 
         # The change need not be undone, since this process ends with the program.
         os._Environ.__getitem__ = look_up_and_record  # type: ignore[method-assign]
-        self._probe = Probe()
-        self._probe.__enter__()
+        self.__enter__()
 
     def stop_probe(self, is_cut: bool) -> Trace:
         """Return the trace of the program. `is_cut` is whether the program was cancelled."""
-        self._probe.__exit__(None, None, None)
-        trace = self._probe.trace
-        trace.variables = sorted(self._variables)
-        trace.has_children = has_children()
-        trace.was_cut = is_cut
-        return trace
+        self.__exit__()
+        self.trace.variables = sorted(self._variables)
+        self.trace.has_children = has_children()
+        self.trace.was_cut = is_cut
+        return self.trace

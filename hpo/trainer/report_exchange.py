@@ -45,16 +45,8 @@ class ReportExchange:
     """Connects rank 0 of a worker with each other rank. Collective: create it on all ranks.
 
     The process groups of the objective are not used, since the objective may replace or misuse
-    them.
-
-    Args:
-        store: The store through which the ranks find each other.
-        address: Address of rank 0, as the other ranks reach it.
-        connect_timeout: Maximum seconds to connect.
-        patience: Maximum seconds for which a rank waits for its peers to report.
-
-    Raises:
-        RuntimeError: The ranks cannot connect.
+    them. `store` has the address of rank 0, as the other ranks reach it. A rank waits for at most
+    `patience` seconds for its peers to report. Raises RuntimeError if the ranks cannot connect.
     """
 
     def __init__(
@@ -85,9 +77,7 @@ class ReportExchange:
     def collect(self, part: ReportPart) -> list[ReportPart] | None:
         """Return the parts of all ranks on rank 0; None on other ranks. Collective.
 
-        Raises:
-            RuntimeError: A peer has not reported within `patience` seconds, or its process has
-                ended.
+        Raises RuntimeError if a peer has not reported in time, or its process has ended.
         """
         give_up_at = clock.now() + self._patience
         for peer in self._peers:
@@ -98,10 +88,8 @@ class ReportExchange:
     def broadcast(self, answer: ReportAnswer | None) -> ReportAnswer:
         """Return the `answer` of rank 0 on all ranks; it is None on other ranks. Collective.
 
-        The other ranks wait without a limit, since the leader may wait for a database.
-
-        Raises:
-            RuntimeError: The process of rank 0 has ended.
+        The other ranks wait without a limit, since the leader may wait for a database. Raises
+        RuntimeError if the process of rank 0 has ended.
         """
         if answer is None:
             return ReportAnswer(**self._receive(self._peers[0], math.inf).content)

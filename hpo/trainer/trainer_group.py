@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -33,9 +31,9 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from hpo.process.messages import GroupTicket
 from hpo.text_format import format_error
-from hpo.trainer.accelerator import DeviceMemory, select_device
+from hpo.trainer.accelerator import DeviceMemory, find_accelerator_in_use, select_device
 from hpo.trainer.report_exchange import ReportExchange
-from hpo.trainer.worker import Comm, Worker, seed_torch
+from hpo.trainer.worker import Comm, Worker
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 CONNECT_TIMEOUT = timedelta(minutes=5)
@@ -89,8 +87,12 @@ class TrainerGroup:
         self.timeout = max(timedelta(seconds=ticket.timeout), CONNECT_TIMEOUT)
         try:
             self.store = _open_store(ticket)
-            with _disable_torch_check():
+            level = get_debug_level()
+            set_debug_level(DebugLevel.OFF)  # torch must not add a check of collectives of its own.
+            try:
                 self._make_process_group(self.store)
+            finally:
+                set_debug_level(level)
             # A collective waits for other ranks for another time than a connection.
             self.timeout = timedelta(seconds=ticket.timeout)
             # Before torch 2.15, the function had another name.
@@ -157,7 +159,11 @@ class TrainerGroup:
 
         `evaluation` has the other fields of the `Worker`.
         """
-        seed_torch(seed)
+        # torch.manual_seed also queues a call for each type of device that is missing. Each queued
+        # call takes 1 ms, and the queue grows.
+        torch.default_generator.manual_seed(seed)
+        if (accelerator := find_accelerator_in_use()) is not None:
+            accelerator.manual_seed_all(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         self._is_requested = False
@@ -176,7 +182,11 @@ class TrainerGroup:
         """
         is_usual = not arguments and not options.keys() - {"timeout", "device_id", "pg_options"}
         is_own = is_usual and self.store is not None and init_method in (None, "env://")
-        is_kept = is_own and not self._is_requested and _is_same_backend(backend, self._backend)
+        # A requested backend may be a list with one backend for each type of device.
+        parts = str(backend or self._backend).lower().split(",")
+        names = {part.rpartition(":")[2] for part in parts if not part.startswith("cpu:")}
+        is_same = names <= {self._backend, "undefined"}
+        is_kept = is_own and not self._is_requested and is_same
         self._is_requested = True
         if dist.is_initialized():
             if is_kept:
@@ -227,18 +237,6 @@ def replace_init_process_group() -> None:
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group
-
-
-def _is_same_backend(backend: str | None, own: str) -> bool:
-    """Return whether the requested `backend` is the existing one, `own`.
-
-    A requested backend may be a list with one backend for each type of device.
-    """
-    if backend is None:
-        return True
-    parts = str(backend).lower().split(",")
-    names = {part.rpartition(":")[2] for part in parts if not part.startswith("cpu:")}
-    return names <= {own, "undefined"}
 
 
 class CollectiveCheck:
@@ -296,14 +294,3 @@ class CollectiveCheck:
                 else of_devices.get(device.type, kinds.CUSTOM)
             )
             self._group._register_backend(device, kind, backend)
-
-
-@contextmanager
-def _disable_torch_check() -> Iterator[None]:
-    """Let torch add no check of collectives of its own to new process groups."""
-    level = get_debug_level()
-    set_debug_level(DebugLevel.OFF)
-    try:
-        yield
-    finally:
-        set_debug_level(level)

@@ -219,8 +219,8 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
 
 def _redirect_streams(out: int, err: int) -> None:
     """Redirect the output of this process and of its children to `out` and `err`."""
-    for number, target in ((out, 1), (err, 2)):
-        os.dup2(number, target)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
     for number in {out, err} - {1, 2}:
         os.close(number)
     for name, target in (("stdout", 1), ("stderr", 2)):

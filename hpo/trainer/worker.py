@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpo.trainer.accelerator import find_accelerator_in_use
 from hpo.trainer.offers import Offers
 from hpo.trainer.state_files import OfferedWeights, check_weights, is_state_function
 
@@ -303,14 +302,3 @@ class Worker:
         if not is_state_function(weights):
             check_weights(weights)
         self._offers.offer_weights(weights)
-
-
-def seed_torch(seed: int) -> None:
-    """Seed torch's random generators of the CPU, and of the accelerators that this process uses.
-
-    It replaces ``torch.manual_seed``, which also queues a call for each type of device that is
-    missing. Each queued call takes 1 ms, and the queue grows.
-    """
-    torch.default_generator.manual_seed(seed)
-    if (accelerator := find_accelerator_in_use()) is not None:
-        accelerator.manual_seed_all(seed)
