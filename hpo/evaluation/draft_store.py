@@ -49,11 +49,7 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     """Remove the drafts of an earlier attempt, and return the checkpoint file for the next attempt.
 
     The returned path is a new hard link, because a later checkpoint of the next attempt may replace
-    `state`.
-
-    Args:
-        prefix: First part of the path of each draft, to which a name is appended.
-        state: Checkpoint file from which the evaluation resumes. None if it does not resume.
+    `state`, from which the evaluation resumes. `prefix` begins the path of each draft.
     """
     _remove_named_drafts(prefix)
     if state is None:
@@ -69,9 +65,7 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
 class DraftStore:
     """Keeps the drafts of one attempt at an evaluation.
 
-    Args:
-        prefix: First part of the path of each draft of a program, to which a name is appended. None
-            for a function.
+    `prefix` begins the path of each draft of a program; None for a function.
     """
 
     def __init__(self, prefix: Path | None, params: Mapping[str, Any]) -> None:

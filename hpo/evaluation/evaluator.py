@@ -16,7 +16,7 @@ from hpo.evaluation.draft_store import DraftStore, reset_drafts
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.supervision import FunctionSupervision
+from hpo.evaluation.supervision import Supervision
 from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.ranks.rank_watch import RankWatch
@@ -119,7 +119,7 @@ class Evaluator:
             attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
         attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)
         self._group.slot.output.forget_errors()
-        supervise = ProgramSupervision if program is not None else FunctionSupervision
+        supervise = ProgramSupervision if program is not None else Supervision
         with self._watch.watch_evaluation() as watched:
             supervision = supervise(self._context, self._group, watched, attempt, self._leader)
             supervision.start_objective(ticket, values)

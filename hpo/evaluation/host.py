@@ -52,7 +52,6 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
 
     Args:
         gpus_of_ranks: Identifiers of the visible GPUs of each rank on the host.
-        rank: Index of the rank in `gpus_of_ranks`.
     """
     gpus = gpus_of_ranks[rank]
     index = gpus_of_ranks[:rank].count(gpus)
@@ -128,11 +127,7 @@ def make_gpu_variables(
     each rank, in the order of the ranks. Then `cuda:LOCAL_RANK` is the GPU of the rank itself, as
     scripts for torchrun expect. If the ranks do not see the same GPUs, no variable is set, and the
     trainer sees the GPUs that its rank sees. The indices select the rank's own GPUs among the GPUs
-    that the trainer sees.
-
-    Args:
-        peers: GPUs of the worker's ranks on this host.
-        rank: Index in `peers` of the trainer's rank.
+    that the trainer sees. `peers` are the GPUs of the worker's ranks on this host.
     """
     own = peers[rank]
     if not own.own_numbers:
@@ -234,7 +229,6 @@ def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
 
     Args:
         cores_of_ranks: The usable cores of each rank on the host.
-        rank: Index of the rank in `cores_of_ranks`.
     """
     ranks_on_core = Counter(core for cores in cores_of_ranks for core in cores)
     return max(1, int(sum(1 / ranks_on_core[core] for core in cores_of_ranks[rank]) + 1e-9))

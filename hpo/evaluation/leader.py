@@ -86,7 +86,6 @@ class Leader:
 
     def find_start(self, assignment: Assignment) -> StartingPoint:
         """Prepare for a new attempt, and find the checkpoint from which it may start."""
-        self._checkpointer.reset_timer()
         own = self._checkpointer.find_checkpoint(assignment)
         if own is not None or assignment.parent is None:
             return StartingPoint(own)
@@ -122,13 +121,10 @@ class Leader:
     # A report
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
-        """Record a report, and return the verdict on it.
+        """Record a report, and the lines that were printed before it, and return the verdict.
 
         The time of this call does not count as training time, since a pruner may wait for an
         unavailable database.
-
-        Args:
-            printed: Lines that the ranks have printed since the last report.
         """
         attempt.record_reads(report)
         since = clock.now()
@@ -214,10 +210,9 @@ class Leader:
         weights: Draft | None,
         since: float,
     ) -> None:
-        """Keep the drafts of a loss that the verdict requires, and remove the others.
+        """Keep the drafts that the verdict requires, and remove the others.
 
-        Args:
-            since: Time at which copying began, on the clock of `hpo.process.clock`.
+        `since` is the time at which copying began, on the clock of `hpo.process.clock`.
         """
         assert attempt.drafts is not None
         if verdict.keep and weights is not None:
@@ -370,19 +365,19 @@ class Checkpointer:
         self._checkpoints = checkpoints
         self._interval = every
         self.islands = islands
-        self._seconds_to_copy = self._seconds_to_write = 0.0
-        self._copied_at = self._written_at = -math.inf
+        self._seconds_to_copy = 0.0
+        self._seconds_to_write = 0.0
+        self._copied_at = -math.inf
+        self._written_at = -math.inf
         self._warned_topics: set[str] = set()
 
-    def reset_timer(self) -> None:
-        """Restart the intervals between copies and writes, at the start of an evaluation."""
-        self._copied_at = self._written_at = clock.now()
-
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the file of an evaluation's checkpoint; None unless there is a valid one.
+        """Restart the intervals, and return the file of an evaluation's checkpoint, if it is valid.
 
         An invalid file is removed, with a warning.
         """
+        self._copied_at = clock.now()
+        self._written_at = self._copied_at
         path = self._checkpoints.find_checkpoint(assignment)
         if path is None:
             return None

@@ -37,21 +37,6 @@ _MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a patte
 _MAX_LAST_LINES = 20
 _MAX_SHOWN_LINES = 5
 _SECONDS_FOR_A_LINE = 1.0
-_NO_LOSSES_WARNING = (
-    "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its "
-    "checkpoint"
-)
-_NEVER_READ_WARNING = (
-    "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
-)
-_LATE_CHECKPOINT_WARNING = (
-    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its "
-    "loss, not after"
-)
-_UNREAD_REPORT_WARNING = (
-    "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "
-    "evaluations"
-)
 _NOTE_NAMES = ("checkpoint", "weights", "asked")
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
@@ -83,10 +68,7 @@ class Program:
     ) -> list[str]:
         """Return the command line of an evaluation.
 
-        Args:
-            known: Trial, folder and seed of the evaluation, by name.
-            continues: Whether to add the arguments with which the program resumes from its own
-                checkpoint files.
+        `known` has its trial, folder and seed. If it `continues`, it resumes from its own files.
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
@@ -112,6 +94,8 @@ class ProgramSupervision(Supervision):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._seconds_to_next_loss = 0.0
+        self._seconds_for_peers = math.inf
         assert self._context.program is not None
         self._program = self._context.program
         # Only the files next to the script are code of the user; the search file may be elsewhere.
@@ -261,8 +245,7 @@ class ProgramSupervision(Supervision):
 def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
     """Return why no loss was found in a program's output, and the option that the user must change.
 
-    Args:
-        unparsed_text: The latest match of `--loss` that is not a number; empty if there is none.
+    `unparsed_text` is the latest match of `--loss` that is not a number.
     """
     script = program.script
     found_none = "no loss was found in what the program printed"
@@ -332,24 +315,37 @@ class ReportReader:
         self.unparsed_text = ""
 
     def find_warning(self, number: int, saves: bool) -> str:
-        """Return a warning about the `number` reports of a program; empty if there is none.
-
-        Args:
-            saves: Whether to check also the checkpoints that this rank has saved.
-        """
+        """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
         if self._has_saved and saves:
             if not number:
-                return _NO_LOSSES_WARNING
+                return (
+                    "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, "
+                    "after its checkpoint"
+                )
             if not self.has_read_checkpoint:
-                return _NEVER_READ_WARNING
+                return (
+                    "it saves checkpoints, and never reads hpo.checkpoint: it would restart "
+                    "instead of continuing"
+                )
             if self._drafts[self._last_stream].get("checkpoint"):
-                return _LATE_CHECKPOINT_WARNING
-        return _UNREAD_REPORT_WARNING if self.has_unread else ""
+                return (
+                    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the "
+                    "report of its loss, not after"
+                )
+        if not self.has_unread:
+            return ""
+        return (
+            "hpo.report is ignored, since a line has matched --loss before. Use only one of them "
+            "in all evaluations"
+        )
 
-    def take_note(self, note: str, stream: str) -> None:
-        """Record a note about a draft, which belongs to the next loss of the stream."""
-        name, _, value = note.partition(" ")
-        self._record_note(name, value, stream)
+    def take_note(self, name: str, value: str, stream: str) -> None:
+        """Record a note. A note about a draft belongs to the next loss of the stream."""
+        if name == "asked":
+            self.has_read_checkpoint = True
+        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
+            self._drafts[stream][name] = value
+            self._has_saved |= name == "checkpoint"
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
         """Search a line for a loss and metrics. A loss gets all metrics since the previous loss."""
@@ -420,7 +416,7 @@ class ReportReader:
         with suppress(ValueError, AttributeError, RecursionError):
             ((name, value),) = json.loads(line).items()
             if name in _NOTE_NAMES:
-                self._record_note(name, str(value), "file")
+                self.take_note(name, str(value), "file")
                 return
         if self._uses_lines:
             self.has_unread = True
@@ -437,13 +433,6 @@ class ReportReader:
             )
             return
         self._add_report(loss, metrics, "file")
-
-    def _record_note(self, name: str, value: str, stream: str) -> None:
-        if name == "asked":
-            self.has_read_checkpoint = True
-        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
-            self._drafts[stream][name] = value
-            self._has_saved |= name == "checkpoint"
 
     def _add_mistake(self, text: str) -> None:
         self._new_reports.append(Report(math.nan, mistake=text))
@@ -484,9 +473,6 @@ class ReportMerger:
     Other ranks' reports of the same loss wait. A waiting rank that reports another loss shows that
     the leader has skipped one. Then `leader_decides` becomes false, and the first report of each
     loss counts.
-
-    Args:
-        size: Number of ranks.
     """
 
     def __init__(self, size: int) -> None:
@@ -499,16 +485,14 @@ class ReportMerger:
     def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
         """Add reports of a rank, and return the reports that count, which may describe mistakes.
 
-        Args:
-            first: Number of earlier reports of this rank. Reports that were added before are
-                skipped.
+        There are `first` earlier reports of this rank. Reports that were added before are skipped.
         """
-        new = [
-            counted
-            for number, report in enumerate(reports, first)
-            for counted in self._add_report(rank, report, number)
-        ]
-        return new + self._release_early() if rank == 0 or not self.leader_decides else new
+        new = []
+        for number, report in enumerate(reports, first):
+            new += self._add_report(rank, report, number)
+        if rank == 0 or not self.leader_decides:
+            new += self._release_early()
+        return new
 
     def _release_early(self) -> list[Report]:
         early = self._early_reports

@@ -19,6 +19,7 @@ from hpo.process.messages import GroupTicket
 from hpo.ranks.communicator import SleepingComm
 
 _LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -113,7 +114,8 @@ class RankGroup:
                 self._rendezvous_file = os.memfd_create("hpo-store")
                 file = f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
         self._group_name, file = self.comm.bcast((name, file))
-        self.slot.output.set_label(self.index, self.rank)
+        self.slot.output.label = f"worker {self.index} rank {self.rank}"
+        self.slot.output.rank = self.rank
         self.trainer = self.slot.provide_trainer(self._gpu_variables)
         self.slot.group_name = self._group_name
         # gloo and NCCL use the network interface to the other ranks, unless the user has set one.
@@ -172,7 +174,11 @@ class RankGroup:
         if not self._is_on_one_host:
             first = self._places[0].host
             peer = next(place.host_name for place in self._places if place.host != first)
-            address = self.comm.bcast(find_own_address(peer) if self.rank == 0 else None)
+            if self.rank == 0:
+                # The name of this host often resolves to a loopback address, which other hosts
+                # cannot use.
+                address = _find_source_address(peer) or socket.gethostname()
+            address = self.comm.bcast(address)
         self._interface = find_interface(address)
         port = 0
         if self.rank == 0:
@@ -211,18 +217,6 @@ def make_torchrun_variables(
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     return {name: str(value) for name, value in values.items()}
-
-
-_SIOCGIFADDR = 0x8915
-
-
-def find_own_address(peer: str) -> str:
-    """Return the address at which the host `peer` can reach this host.
-
-    Return this host's name if `peer` cannot be reached. The name often resolves to a loopback
-    address, which other hosts cannot use.
-    """
-    return _find_source_address(peer) or socket.gethostname()
 
 
 def _find_source_address(peer: str) -> str:

@@ -82,7 +82,11 @@ class _Phase(Enum):
 
 @dataclass
 class Supervision:
-    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports."""
+    """Supervises one evaluation of an objective function on one rank.
+
+    The trainers of all ranks agree on each report. Only the trainer of the leader sends it, and
+    waits for the answer. `ProgramSupervision` changes this for programs.
+    """
 
     _context: EvaluationContext
     _group: RankGroup
@@ -93,6 +97,12 @@ class Supervision:
     _poll_seconds: ClassVar[float] = _POLL_SECONDS
 
     def __post_init__(self) -> None:
+        # An overdue objective gets time to reach its next loss, and ends there.
+        self._seconds_to_next_loss = self._group.patience
+        # At the end, trainers have agreed, and only have to gather what the objective has offered.
+        self._seconds_for_peers = self._group.patience + _SECONDS_TO_ACKNOWLEDGE
+        # The verdict that requires copies of weights or a checkpoint, and the time since when.
+        self._awaited: tuple[Verdict, float] | None = None
         self._user_frames = self._context.user_frames
         self.trace: dict[str, Any] = {}  # of the training, if `context.is_traced`
         # The trainer of this rank.
@@ -108,13 +118,26 @@ class Supervision:
         self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
 
     def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
-        """Let the trainer start the objective.
+        """Let the trainer join a process group, unless it is in its group, and start the objective.
 
-        Args:
-            ticket: The process group to join first; None if the trainer is in its group already.
-            values: The trial, the seed and the paths of the evaluation, by name.
+        `values` are those of `EvaluationContext.describe_evaluation`.
         """
-        raise NotImplementedError
+        attempt = self._attempt
+        start = attempt.start
+        path = str(start.path) if start.path else None
+        request = EvaluationRequest(
+            attempt.assignment.params,
+            values["seed"],
+            attempt.assignment.root,
+            str(values["folder"]),
+            ticket,
+            free_memory=self._group.slot.first_free_memory,
+            checkpoint=path if start.is_own else None,
+            parent_checkpoint=None if start.is_own else path,
+            is_traced=self._context.is_traced,
+            is_compared=self._group.compares_collectives,
+        )
+        self._trainer.send("evaluate", **request.encode())
 
     def supervise(self) -> None:
         """Wait for the end of the evaluation, agree on the verdict, and end the trainer if needed.
@@ -156,6 +179,14 @@ class Supervision:
             self._process_reports(news)
         if is_log_due:
             self._leader.log_output(self._attempt, self._take_printed())
+        # Twice the limit of a collective, so that a collective which waits for a peer fails first,
+        # and names the peer.
+        limit = 2 * self._group.patience
+        is_late = self._awaited is not None and clock.now() > self._awaited[1] + limit
+        if is_late and self._watched.cause is None:
+            self._watched.cancel_on_all(
+                f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s"
+            )
 
     def _take_news(self) -> RankNews:
         """Return the new reports of this rank; only programs have any."""
@@ -260,11 +291,6 @@ class Supervision:
             waited = _describe_timeout(patience)
             self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}rank 0 {waited} at its end")
 
-    @property
-    def _seconds_for_peers(self) -> float:
-        """Maximum seconds from the end of the objective on the leader to its end on the others."""
-        return math.inf
-
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Return the final verdict, on the leader.
 
@@ -285,7 +311,7 @@ class Supervision:
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
         return verdict
 
-    def _finish(self, _: RankEnd) -> None:
+    def _finish(self, end: RankEnd) -> None:
         """Wait until the trainer is idle, and keep it if it can be reused.
 
         If the evaluation was aborted, the trainer is killed. If it is repeated, its last checkpoint
@@ -300,6 +326,10 @@ class Supervision:
             self._group.slot.discard_trainer()
         else:
             self._group.slot.finish_evaluation(self._is_clean)
+        is_complete = attempt.verdict.state == State.COMPLETE
+        if self._awaited is not None and self._leader is not None and is_complete:
+            reason = end.failure or "they were not copied in time"
+            self._leader.warn_about_lost_weights(attempt, self._awaited[0], reason)
 
     # Waiting for the trainer
 
@@ -321,9 +351,12 @@ class Supervision:
                     place=self._user_frames.find_position(frames),
                     traceback=format_stack(frames),
                 )
-            found = self._trainer.wait(
-                self._compute_wait(), self._watched, *self._group.store_listeners
-            )
+            # Wait until the next check of limits is due.
+            until = min(self._overdue_at, self._detector.next_check)
+            if self._cancellation is not None:
+                until = min(until, self._cancellation.kill_at)
+            seconds = min(max(until - clock.now(), 0.01), self._poll_seconds)
+            found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
             self._group.serve_store()
             if isinstance(found, TrainerEnd):
                 return found
@@ -336,18 +369,12 @@ class Supervision:
         """Begin to watch whether the objective hangs: at its start, and after each report."""
         self._detector = HangDetector(self._trainer, self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
 
-    def _compute_wait(self) -> float:
-        """Return the seconds for which to wait for the trainer before the next check of limits."""
-        until = min(self._overdue_at, self._detector.next_check)
-        if self._cancellation is not None:
-            until = min(until, self._cancellation.kill_at)
-        return min(max(until - clock.now(), 0.01), self._poll_seconds)
-
     @property
     def _overdue_at(self) -> float:
         if self._leader is None:
             return math.inf
-        return self._attempt.began_at + self._leader.limits.evaluation_timeout
+        timeout = self._leader.limits.evaluation_timeout
+        return self._attempt.began_at + timeout + self._seconds_to_next_loss
 
     def _enforce_limits(self) -> None:
         """Cancel an overdue evaluation, and end the objective of a cancelled evaluation."""
@@ -399,6 +426,31 @@ class Supervision:
             if self._leader is not None and (remains := message.get("remains")):
                 text = f"it leaves GPU memory behind, so its trainers are replaced: {remains}"
                 self._leader.warn_once(self._attempt, text, "remains")
+        elif message.kind == "report" and self._leader is not None:
+            self._watch_for_hang()
+            self._answer_report(self._leader, Report(**message.content))
+        elif message.kind == "reported":
+            self._watch_for_hang()
+        elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
+            verdict, since = self._awaited
+            self._awaited = None
+            drafts = map(Draft.from_descriptor, message.descriptors)
+            copies = dict(zip(message["kinds"], drafts, strict=True))
+            errors = message["errors"]
+            self._leader.warn_about_copies(
+                self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
+            )
+            self._leader.keep_drafts(
+                self._attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since
+            )
+
+    def _answer_report(self, leader: Leader, report: Report) -> None:
+        """Decide on a report, and send the trainer the answer, with what it must copy."""
+        verdict = self._decide(leader, report)
+        if verdict.keep or verdict.save:
+            self._awaited = verdict, clock.now()
+        answer = ReportAnswer(not verdict.ends_evaluation, verdict.keep, verdict.save)
+        self._trainer.send("answer", **vars(answer))
 
     def _record_memory(self, free: int, warning: str) -> None:
         """Record the free memory of the GPU at the first evaluation, and print a warning."""
@@ -417,13 +469,14 @@ class Supervision:
             return RankEnd(self._group.rank, **vars(end))
         if end.is_status:
             end = replace(end, failure=end.failure + self._trainer.describe_last_error())
+        kind = FailureKind.OWN
         if end.is_cancelled and self._watched.cause is not None:
-            return self._make_failed_end(end, FailureKind.CANCELLED)
-        if end.gave_up and self._was_suspended:
-            return self._make_failed_end(end, FailureKind.SUSPENDED)
-        if end.gave_up and end.seconds >= self._group.patience:
-            return self._make_failed_end(end, FailureKind.TIMEOUT)
-        return self._make_failed_end(end, FailureKind.OWN)
+            kind = FailureKind.CANCELLED
+        elif end.gave_up and self._was_suspended:
+            kind = FailureKind.SUSPENDED
+        elif end.gave_up and end.seconds >= self._group.patience:
+            kind = FailureKind.TIMEOUT
+        return self._make_failed_end(end, kind)
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
         """Return the end of a trainer that has ended by itself, or was killed."""
@@ -437,13 +490,13 @@ class Supervision:
             place=self._user_frames.find_position(frames),
             traceback=format_stack(frames),
         )
+        kind = FailureKind.OWN
         if self._trainer.has_lost_template:
-            return self._make_failed_end(end, FailureKind.ORPHANED)
-        if is_killed:
-            return self._make_failed_end(end, FailureKind.CANCELLED)
-        if not self._trainer.has_watchdog_aborted(ended):
-            return self._make_failed_end(end, FailureKind.OWN)
-        kind = FailureKind.SUSPENDED if self._was_suspended else FailureKind.TIMEOUT
+            kind = FailureKind.ORPHANED
+        elif is_killed:
+            kind = FailureKind.CANCELLED
+        elif self._trainer.has_watchdog_aborted(ended):
+            kind = FailureKind.SUSPENDED if self._was_suspended else FailureKind.TIMEOUT
         return self._make_failed_end(end, kind)
 
     def _make_failed_end(self, end: ObjectiveEnd, kind: FailureKind) -> RankEnd:
@@ -509,94 +562,6 @@ class Cancellation:
         self._interrupt_at = math.inf
 
 
-class FunctionSupervision(Supervision):
-    """Supervises one evaluation of an objective function on one rank.
-
-    The trainers of all ranks agree on each report. Only the trainer of the leader sends it, and
-    waits for the answer.
-    """
-
-    # The verdict that requires copies of weights or a checkpoint, and the time at which they began.
-    _awaited: tuple[Verdict, float] | None = None
-
-    def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
-        """Send the evaluation to the trainer."""
-        attempt = self._attempt
-        start = attempt.start
-        path = str(start.path) if start.path else None
-        request = EvaluationRequest(
-            attempt.assignment.params,
-            values["seed"],
-            attempt.assignment.root,
-            str(values["folder"]),
-            ticket,
-            free_memory=self._group.slot.first_free_memory,
-            checkpoint=path if start.is_own else None,
-            parent_checkpoint=None if start.is_own else path,
-            is_traced=self._context.is_traced,
-            is_compared=self._group.compares_collectives,
-        )
-        self._trainer.send("evaluate", **request.encode())
-
-    @property
-    def _overdue_at(self) -> float:
-        # An objective gets time to reach its next loss, and ends there.
-        return super()._overdue_at + self._group.patience
-
-    def _handle_message(self, message: Message) -> None:
-        if message.kind == "report" and self._leader is not None:
-            self._watch_for_hang()
-            self._answer_report(self._leader, Report(**message.content))
-        elif message.kind == "reported":
-            self._watch_for_hang()
-        elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
-            verdict, since = self._awaited
-            self._awaited = None
-            drafts = map(Draft.from_descriptor, message.descriptors)
-            copies = dict(zip(message["kinds"], drafts, strict=True))
-            errors = message["errors"]
-            self._leader.warn_about_copies(
-                self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
-            )
-            self._leader.keep_drafts(
-                self._attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since
-            )
-        else:
-            super()._handle_message(message)
-
-    def _poll(self) -> None:
-        super()._poll()
-        # Twice the limit of a collective, so that a collective which waits for a peer fails first,
-        # and names the peer.
-        limit = 2 * self._group.patience
-        is_late = self._awaited is not None and clock.now() > self._awaited[1] + limit
-        if is_late and self._watched.cause is None:
-            self._watched.cancel_on_all(
-                f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s"
-            )
-
-    @property
-    def _seconds_for_peers(self) -> float:
-        # The trainers have agreed on the end, and only have to gather what the objective has
-        # offered.
-        return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
-
-    def _answer_report(self, leader: Leader, report: Report) -> None:
-        """Decide on a report, and send the trainer the answer, with what it must copy."""
-        verdict = self._decide(leader, report)
-        if verdict.keep or verdict.save:
-            self._awaited = verdict, clock.now()
-        answer = ReportAnswer(not verdict.ends_evaluation, verdict.keep, verdict.save)
-        self._trainer.send("answer", **vars(answer))
-
-    def _finish(self, end: RankEnd) -> None:
-        super()._finish(end)
-        is_complete = self._attempt.verdict.state == State.COMPLETE
-        if self._awaited is not None and self._leader is not None and is_complete:
-            reason = end.failure or "they were not copied in time"
-            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], reason)
-
-
 class HangDetector:
     """Checks at intervals whether an objective blocks in a collective of torch.distributed.
 
@@ -606,10 +571,6 @@ class HangDetector:
     Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A process
     that is running Python code may crash, since faulthandler reads frames that are being made or
     removed (seen with Python 3.13).
-
-    Args:
-        trainer: The process that runs the objective.
-        patience: Seconds after which a blocked objective counts as hanging.
     """
 
     def __init__(self, trainer: TrainerClient, patience: float) -> None:
@@ -635,11 +596,8 @@ class HangDetector:
         if not are_in_collective(frames):
             self.frames = ()
             return False
-        if _find_positions(frames) != _find_positions(self.frames):
+        positions = [(frame.filename, frame.lineno) for frame in frames]
+        if positions != [(frame.filename, frame.lineno) for frame in self.frames]:
             self.frames = frames
             self._since = now
         return now - self._since >= self._patience
-
-
-def _find_positions(frames: Sequence[FrameSummary]) -> list[tuple[str, int | None]]:
-    return [(frame.filename, frame.lineno) for frame in frames]

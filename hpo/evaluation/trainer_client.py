@@ -53,6 +53,7 @@ class TrainerOutput:
     If a program redraws a line, such as a progress bar, only the final version is shown.
 
     Attributes:
+        label: Worker and rank of the next lines.
         last_errors: The latest lines on standard error.
         listener: Receives the lines of a program, and its notes, which precede the next line (see
             `hpo.evaluation_api`). None unless a program runs.
@@ -68,11 +69,6 @@ class TrainerOutput:
         self._has_traceback = False
         self.listener: ReportReader | None = None
 
-    def set_label(self, worker: int, rank: int) -> None:
-        """Label the next lines."""
-        self.label = f"worker {worker} rank {rank}"
-        self.rank = rank
-
     def forget_errors(self) -> None:
         """Forget the latest lines on standard error; call it before another evaluation begins."""
         self.last_errors.clear()
@@ -87,9 +83,10 @@ class TrainerOutput:
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
-    def add_lines(self, lines: list[str], stream: str) -> None:
+    def add_lines(self, lines: list[bytes], stream: str) -> None:
         """Show lines with their label, and keep them for `take_printed`."""
-        shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        texts = [line.decode(errors="replace") for line in lines]
+        shown = [text.rstrip("\r").rpartition("\r")[2] for text in texts]
         if stream == "stderr":
             self.last_errors.extend(line for line in shown if line.strip())
             # Torch puts [rank0]: in front.
@@ -148,7 +145,8 @@ class OutputPipe:
             self._take_lines(text)
             for note, text in zip(notes_and_texts[::2], notes_and_texts[1::2], strict=True):
                 if self._output.listener is not None:
-                    self._output.listener.take_note(note.decode(errors="replace"), self._stream)
+                    name, _, value = note.decode(errors="replace").partition(" ")
+                    self._output.listener.take_note(name, value, self._stream)
                 self._take_lines(self._partial_line + text)
 
     def _take_lines(self, text: bytes) -> None:
@@ -159,22 +157,14 @@ class OutputPipe:
         if len(self._partial_line) > _MAX_CHARACTERS:
             lines = [*lines, self._partial_line]
             self._partial_line = b""
-        self._add_lines(lines)
+        if lines:
+            self._output.add_lines(lines, self._stream)
 
     def end_line(self) -> None:
         """Pass on an incomplete line as if it were complete, because no more output is expected."""
-        line = self._partial_line
-        self._partial_line = b""
-        self._add_lines([line] if line else [])
-
-    def _add_lines(self, lines: list[bytes]) -> None:
-        if lines:
-            texts = [line.decode(errors="replace") for line in lines]
-            self._output.add_lines(texts, self._stream)
-
-    def close_write_end(self) -> None:
-        """Close this process's copy of the writing end."""
-        os.close(self.write_end)
+        if line := self._partial_line:
+            self._partial_line = b""
+            self._output.add_lines([line], self._stream)
 
     def close(self) -> None:
         """Read the remaining output, and close the pipe."""
@@ -242,7 +232,7 @@ class TrainerClient:
             is_attended=options.is_attended,
         )
         for pipe in self._pipes:
-            pipe.close_write_end()
+            os.close(pipe.write_end)
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
         """Send a request. If the trainer has ended, it is lost, and `wait` returns the end."""

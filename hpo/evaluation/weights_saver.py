@@ -23,9 +23,6 @@ class WeightsSaver:
     The first rank of the job moves the files to their final paths. The leader knows only the
     evaluations that it has received from the study. So it may write weights that are not the best
     of the run.
-
-    Args:
-        study: The leader's connection to the study.
     """
 
     def __init__(self, study: StudyClient, settings: Mapping[str, Any]) -> None:
@@ -45,11 +42,7 @@ class WeightsSaver:
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
-        """Write the weights of a recorded evaluation to all files that the study wants, if any.
-
-        Args:
-            drafts: Holds the weights of its lowest loss.
-        """
+        """Write the weights of a recorded evaluation to all files that the study wants, if any."""
         paths = self._study.call.list_weight_files(assignment.number)
         for path in map(Path, paths):
             self._write_weights(path, assignment, drafts)

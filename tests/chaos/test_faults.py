@@ -306,16 +306,16 @@ def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> 
         tmp_path,
         """
 import os, signal, time
-from hpo.evaluation.supervision import FunctionSupervision
+from hpo.evaluation.supervision import Supervision
 
-begin = FunctionSupervision.start_objective
+begin = Supervision.start_objective
 
 def begin_and_stop(self, *arguments):
     begin(self, *arguments)
     open("asked", "w").write(str(time.time()))
     os.kill(os.getpid(), signal.SIGUSR1)
 
-FunctionSupervision.start_objective = begin_and_stop
+Supervision.start_objective = begin_and_stop
 """,
     )
     victim = Victim(

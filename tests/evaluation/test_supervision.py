@@ -13,7 +13,7 @@ import pytest
 
 from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.leader import Limits
-from hpo.evaluation.supervision import Cancellation, FunctionSupervision
+from hpo.evaluation.supervision import Cancellation, Supervision
 from hpo.evaluation.verdict import State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
@@ -72,7 +72,7 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
     )
     attempt = Attempt(Assignment(0, 0, {}, 0))
     context = EvaluationContext(UserFrames(Path("search.py")), 0, RunDir(Path("run")))
-    FunctionSupervision(context, group, watched, attempt, leader).supervise()
+    Supervision(context, group, watched, attempt, leader).supervise()
     return attempt, since
 
 
