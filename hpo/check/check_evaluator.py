@@ -101,10 +101,11 @@ class WeightsTest:
 class _FirstLossCheckpointer(Checkpointer):
     """Keeps the checkpoint of the first loss of an evaluation, also after its end."""
 
-    def __init__(self, states: CheckpointStore) -> None:
-        super().__init__(states, every=0.0)
-        self.rejection = ""
-        self._is_first = True
+    rejection = ""
+    _is_first = True
+
+    def __init__(self, checkpoints: CheckpointStore) -> None:
+        super().__init__(checkpoints, every=0.0)
 
     def is_copy_due(self) -> bool:
         """Return True at the first call, so that only the checkpoint of the first loss is copied.
@@ -127,16 +128,7 @@ class _FirstLossCheckpointer(Checkpointer):
 class _ShortLeader(Leader):
     """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
-    def __init__(
-        self,
-        recorder: StudyClient,
-        limits: Limits,
-        keeper: WeightsSaver | None,
-        saver: _FirstLossCheckpointer,
-    ) -> None:
-        super().__init__(recorder, limits, lambda _: None, saver, keeper)
-        self.checkpointer = saver
-        self.has_offered = False
+    has_offered = False
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
         """Return the verdict of `Leader.decide`, but end after `MAX_LOSSES` losses."""
@@ -162,11 +154,7 @@ class CheckEvaluator:
     worker: int = 0
     """Index of the worker that the ranks form."""
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
-    """On the first rank, if the objective is a program: the files below the working directory.
-
-    The first snapshot is taken before the first evaluation, and a further one after each
-    evaluation.
-    """
+    """On the first rank, of a program: the working directory first, and after each evaluation."""
     _record: Record | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -190,8 +178,6 @@ class CheckEvaluator:
         """Evaluate the individual. Collective: call on all ranks of the worker.
 
         Args:
-            group: The ranks of the worker, from `form_worker`.
-            keeps_weights: Whether to keep the weights that the objective offers.
             previous: The evaluation resumes from the checkpoint of the first loss of this outcome.
                 None starts from the beginning.
 
@@ -208,9 +194,29 @@ class CheckEvaluator:
             return None
         if not self.file_snapshots:
             self._take_file_snapshot()
-        leader = self._make_leader(self._record, keeps_weights)
+        problem = self.ready.problem
+        checkpoints = CheckpointStore(self._run_dir.checkpoints)
+        # A check claims nothing, so the writer needs no `claims`.
+        writer = StudyWriter(
+            self._run_dir.journal,
+            "check",
+            OutputLog(self._run_dir.get_log_path),
+            checkpoints,
+            weights=BestWeights(self._run_dir, self._record.objectives),
+        )
+        send = writer.answer_durably
+        study = StudyClient(send, send, self._record.objectives)
+        saver = WeightsSaver(study, problem.setting_values) if keeps_weights else None
+        checkpointer = _FirstLossCheckpointer(checkpoints)
+        leader = _ShortLeader(study, self.limits, lambda _: None, checkpointer, saver)
         evaluator = Evaluator(context, group, self.watch, leader)
-        evaluator.evaluate(self._start_trial(self._record, previous))
+        assert self.params is not None
+        origin = {"island": 0, "worker": 0, "generation": 0}
+        distributions = problem.space.make_distributions()
+        assignment = self._record.start_trial(self.params, distributions, origin)
+        if previous is not None:
+            assignment = replace(assignment, root=previous.evaluation.trial)
+        evaluator.evaluate(assignment)
         evaluator.end()
         self._take_file_snapshot()
         traces: list[Trace] = group.comm.gather(Trace(**evaluator.trace)) or []
@@ -220,33 +226,7 @@ class CheckEvaluator:
             evaluation = replace(evaluation, failure=mismatch.text)
         is_false_alarm = mismatch is not None and mismatch.is_false_alarm
         return CheckOutcome(
-            evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection
-        )
-
-    def _make_leader(self, record: Record, keeps_weights: bool) -> _ShortLeader:
-        problem = self.ready.problem
-        checkpoints = CheckpointStore(self._run_dir.checkpoints)
-        # A check claims nothing, so the writer needs no `claims`.
-        writer = StudyWriter(
-            self._run_dir.journal,
-            "check",
-            OutputLog(self._run_dir.get_log_path),
-            checkpoints,
-            weights=BestWeights(self._run_dir, record.objectives),
-        )
-        send = writer.answer_durably
-        recorder = StudyClient(send, send, record.objectives)
-        keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
-        return _ShortLeader(recorder, self.limits, keeper, _FirstLossCheckpointer(checkpoints))
-
-    def _start_trial(self, record: Record, previous: CheckOutcome | None) -> Assignment:
-        assert self.params is not None
-        origin = {"island": 0, "worker": 0, "generation": 0}
-        assignment = record.start_trial(
-            self.params, self.ready.problem.space.make_distributions(), origin
-        )
-        return (
-            assignment if previous is None else replace(assignment, root=previous.evaluation.trial)
+            evaluation, traces, leader.has_offered, is_false_alarm, checkpointer.rejection
         )
 
     def _take_file_snapshot(self) -> None:

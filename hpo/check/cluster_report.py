@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpo.check.finding import Finding
-from hpo.evaluation.host import Gpus, choose_backend, compute_thread_share, has_separated_worker
+from hpo.check.finding import Finding, look, ok, wrong
+from hpo.evaluation.host import (
+    RankPlace,
+    choose_backend,
+    compute_thread_share,
+    has_separated_worker,
+)
 from hpo.layout import Layout, describe_spanning_workers
 from hpo.text_format import format_count, format_list, format_number, format_tenths, make_printable
 from hpo.views.tables import format_table, make_table
@@ -25,12 +30,9 @@ _MOST_HOSTS = 32  # rows of the table
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class RankFacts(RankPlace):
     """One rank and its share of its host."""
 
-    host: int
-    """Number of the host."""
-    host_name: str
     cores: tuple[int, ...]
     """CPU cores that the rank may use."""
     host_cores: int
@@ -39,7 +41,6 @@ class RankFacts:
     """Number of hardware threads of a physical core."""
     container: str
     """A text that is equal on ranks of the same container, which share a template."""
-    gpus: Gpus
 
 
 @dataclass(frozen=True)
@@ -141,18 +142,9 @@ class ClusterFacts:
         """Return the number of templates on a host. Ranks of the same container share one."""
         return len({self.ranks[rank].container for rank in self.list_ranks(host)})
 
-    def compute_threads(self, host: int) -> list[int]:
-        """Return the number of threads of each rank on a host."""
-        cores = [list(self.ranks[rank].cores) for rank in self.list_ranks(host)]
-        return [compute_thread_share(cores, index) for index in range(len(cores))]
-
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether these ranks are on several hosts."""
         return len({self.ranks[rank].host for rank in ranks}) > 1
-
-    def choose_backend(self, ranks: Sequence[int]) -> str:
-        """Return the backend of the process group of these ranks: nccl or gloo."""
-        return choose_backend([self.ranks[rank].gpus for rank in ranks])
 
 
 def print_cluster(facts: ClusterFacts) -> None:
@@ -168,95 +160,66 @@ def print_cluster(facts: ClusterFacts) -> None:
 
 def _print_hosts(facts: ClusterFacts) -> None:
     hosts = facts.hosts[:_MOST_HOSTS]
-    ranks = [facts.list_ranks(host) for host in hosts]
-    own = [[facts.ranks[index] for index in indices] for indices in ranks]
-    columns = [
-        ("host", [facts.get_name(host) for host in hosts]),
-        ("ranks", list(map(format_ranges, ranks))),
-        (
-            "workers",
-            [
-                format_ranges([facts.layout.find_worker(index) for index in indices])
-                for indices in ranks
-            ],
-        ),
-        (
-            "cores",
-            [f"{len({c for rank in on for c in rank.cores})} of {on[0].host_cores}" for on in own],
-        ),
-        ("templates", [str(facts.count_templates(host)) for host in hosts]),
-        ("threads per rank", [_format_span(facts.compute_threads(host)) for host in hosts]),
-    ]
-    if any(rank.gpus.visible for rank in facts.ranks):
-        columns += [
-            ("GPUs", [str(len({gpu for rank in on for gpu in rank.gpus.visible})) for on in own]),
-            (
-                "GPUs per rank",
-                [_format_span([len(rank.gpus.own_numbers) for rank in on]) for on in own],
-            ),
+    has_gpus = any(rank.gpus.visible for rank in facts.ranks)
+    has_clocks = len(facts.hosts) > 1
+    headings = ["host", "ranks", "workers", "cores", "templates", "threads per rank"]
+    headings += ["GPUs", "GPUs per rank"] * has_gpus + ["clock (ms)"] * has_clocks
+    rows: list[list[str]] = []
+    for host in hosts:
+        indices = facts.list_ranks(host)
+        ranks = [facts.ranks[index] for index in indices]
+        cores = [list(rank.cores) for rank in ranks]
+        threads = [compute_thread_share(cores, index) for index in range(len(cores))]
+        row = [
+            ranks[0].host_name,
+            format_ranges(indices),
+            format_ranges([facts.layout.find_worker(index) for index in indices]),
+            f"{len(set().union(*cores))} of {ranks[0].host_cores}",
+            str(facts.count_templates(host)),
+            _format_span(threads),
         ]
-    if len(facts.hosts) > 1:
-        clocks = [
-            f"{round(1000 * clock.seconds, 1) + 0.0:+.1f} ± {1000 * clock.error:.1f}"
-            for clock in facts.clocks[: len(hosts)]
-        ]
-        columns.append(("clock (ms)", ["", *clocks[1:]]))
-    table = make_table(columns)
-    table.columns[0].justify = "left"
+        if has_gpus:
+            row.append(str(len({gpu for rank in ranks for gpu in rank.gpus.visible})))
+            row.append(_format_span([len(rank.gpus.own_numbers) for rank in ranks]))
+        if has_clocks:
+            clock = facts.clocks[len(rows)]
+            offset = round(1000 * clock.seconds, 1) + 0.0
+            row.append(f"{offset:+.1f} ± {1000 * clock.error:.1f}" if rows else "")
+        rows.append(row)
     rest = len(facts.hosts) - len(hosts)
-    print(
-        format_table(
-            "", table, *([f"and {format_count(rest, 'host')} more"] if rest else [])
-        ).lstrip("\n")
-    )
+    _print_table(headings, rows, f"and {format_count(rest, 'host')} more" if rest else "")
 
 
 def _print_groups(facts: ClusterFacts) -> None:
-    between = [facts.between_hosts] if facts.between_hosts else []
-    kinds = [
-        (
-            "a worker on one host",
-            [speed for speed in facts.speeds if not facts.spans_hosts(speed.ranks)],
-        ),
-        (
-            "a worker that spans hosts",
-            [speed for speed in facts.speeds if facts.spans_hosts(speed.ranks)],
-        ),
-        ("one rank of each host", between),
-    ]
-    of_kinds = [(name, [speed for speed in speeds if not speed.failure]) for name, speeds in kinds]
-    rows = [_make_group_row(facts, name, measured) for name, measured in of_kinds if measured]
-    if not rows:
-        return
-    headings = (
-        "process group",
-        "groups",
-        "ranks",
-        "backend",
-        "connect (s)",
-        "latency (ms)",
-        "bandwidth (GB/s)",
-    )
+    """Print the process groups by kind. The numbers are those of the slowest of several groups."""
+    spanning = [speed for speed in facts.speeds if facts.spans_hosts(speed.ranks)]
+    kinds = {
+        "a worker on one host": [speed for speed in facts.speeds if speed not in spanning],
+        "a worker that spans hosts": spanning,
+        "one rank of each host": [facts.between_hosts] if facts.between_hosts else [],
+    }
+    rows = []
+    for name, speeds in kinds.items():
+        measured = [speed for speed in speeds if not speed.failure]
+        if not measured:
+            continue
+        ranks = measured[0].ranks
+        row = [name, str(len(measured)), str(len(ranks)), "", "", "", ""]
+        row[4] = format_tenths(max(speed.connect for speed in measured))
+        if len(ranks) > 1:
+            row[3] = choose_backend([facts.ranks[rank].gpus for rank in ranks])
+            row[5] = format_number(1000 * max(speed.latency for speed in measured), 2)
+            row[6] = format_number(min(speed.bandwidth for speed in measured) / 1e9, 2)
+        rows.append(row)
+    headings = ["process group", "groups", "ranks", "backend"]
+    if rows:
+        _print_table([*headings, "connect (s)", "latency (ms)", "bandwidth (GB/s)"], rows)
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *below: str) -> None:
     table = make_table(list(zip(headings, zip(*rows, strict=True), strict=True)))
     table.columns[0].justify = "left"
-    print(format_table("", table).lstrip("\n"))
-
-
-def _make_group_row(
-    facts: ClusterFacts, name: str, speeds: Sequence[GroupSpeed]
-) -> tuple[str, ...]:
-    """Return the cells of a row: the numbers are those of the slowest of several process groups."""
-    ranks = speeds[0].ranks
-    is_group = len(ranks) > 1
-    return (
-        name,
-        str(len(speeds)),
-        str(len(ranks)),
-        facts.choose_backend(ranks) if is_group else "",
-        format_tenths(max(speed.connect for speed in speeds)),
-        format_number(1000 * max(speed.latency for speed in speeds), 2) if is_group else "",
-        format_number(min(speed.bandwidth for speed in speeds) / 1e9, 2) if is_group else "",
-    )
+    print(format_table("", table, *below).lstrip("\n"))
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -276,33 +239,26 @@ def _format_span(numbers: Sequence[int]) -> str:
 
 
 def judge_cluster(facts: ClusterFacts) -> list[Finding]:
-    """Return the findings, the wrong ones first."""
-    found = [
-        *_judge_placement(facts),
-        *_judge_cores(facts),
-        *_judge_gpus(facts),
-        *_judge_templates(facts),
-        *_judge_groups(facts),
-        *_judge_clocks(facts),
-        *_judge_folder(facts),
-        *_judge_job_end(facts),
-    ]
+    """Return the findings of all probes, the wrong ones first."""
     levels = ("wrong", "look", "ok")
+    found = [finding for probe in PROBES for finding in probe(facts)]
     return sorted(found, key=lambda finding: levels.index(finding.level))
 
 
-def _judge_placement(facts: ClusterFacts) -> Iterator[Finding]:
+def find_spanning_workers(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for workers whose ranks are on several hosts."""
     text = describe_spanning_workers(
         [rank.host for rank in facts.ranks], facts.layout.ranks_per_worker
     )
     if text:
         text, _, advice = text.partition(". ")
-        yield Finding("look", text, advice)
+        yield look(text, advice)
     elif facts.layout.ranks_per_worker > 1:
-        yield Finding("ok", "The ranks of each worker are on one host")
+        yield ok("The ranks of each worker are on one host")
 
 
-def _judge_cores(facts: ClusterFacts) -> Iterator[Finding]:
+def find_crowded_cores(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for ranks that share a core, or that cannot use all cores."""
     crowded: dict[str, list[str]] = {}
     bound = []
     for host in facts.hosts:
@@ -318,41 +274,36 @@ def _judge_cores(facts: ClusterFacts) -> Iterator[Finding]:
             bound.append(name)
     if crowded:
         text = format_list([f"{text} on {format_list(names)}" for text, names in crowded.items()])
-        yield Finding(
-            "look", text, "Start fewer ranks on each host, or request more cores per rank"
-        )
+        yield look(text, "Start fewer ranks on each host, or request more cores per rank")
     if bound:
-        yield Finding(
-            "look",
+        yield look(
             f"Each rank on {format_list(bound)} is bound to one core, and other cores are not used",
             "For srun, request --cpus-per-task and export SRUN_CPUS_PER_TASK. For mpirun, add "
             "--bind-to none",
         )
     if not crowded and not bound:
-        yield Finding("ok", "Each rank has a core or more")
+        yield ok("Each rank has a core or more")
 
 
-def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
+def find_misused_gpus(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for GPUs that no rank uses, or several ranks, or ranks with several GPUs."""
     visible = {gpu for rank in facts.ranks for gpu in rank.gpus.visible}
     own = [gpu for rank in facts.ranks for gpu in rank.gpus.own_ids]
     if not visible:
         return
     if unused := len(visible - set(own)):
-        yield Finding(
-            "look",
+        yield look(
             f"{format_count(unused, 'GPU')} of {len(visible)} not used",
             "Start one rank for each GPU",
         )
     if shared := len({gpu for gpu in own if own.count(gpu) > 1}):
-        yield Finding(
-            "look",
+        yield look(
             f"{format_count(shared, 'GPU')} of {len(visible)} shared by several ranks",
             "Ranks of a worker that share a GPU communicate with gloo, which is slow. Start one "
             "rank for each GPU",
         )
     if several := max(len(rank.gpus.own_numbers) for rank in facts.ranks) - 1:
-        yield Finding(
-            "look",
+        yield look(
             f"Ranks have up to {several + 1} GPUs each. Only parallel=pipeline uses more than the "
             "first",
             "Start one rank for each GPU",
@@ -360,19 +311,18 @@ def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
     gpus = [rank.gpus for rank in facts.ranks]
     if has_separated_worker(facts.layout, [rank.host for rank in facts.ranks], gpus):
         text = "Ranks of a worker see different GPUs, so NVLink between these GPUs may not be used"
-        yield Finding("look", text, "Request srun --gpus-per-node=N --gpu-bind=none")
+        yield look(text, "Request srun --gpus-per-node=N --gpu-bind=none")
     if not (unused or shared or several):
-        yield Finding("ok", "Each GPU has one rank")
+        yield ok("Each GPU has one rank")
 
 
-def _judge_templates(facts: ClusterFacts) -> Iterator[Finding]:
-    several = []
-    for host in facts.hosts:
-        count = facts.count_templates(host)
-        several += [f"{count} on {facts.get_name(host)}"] * (count > 1)
-    if several:
-        yield Finding(
-            "look",
+def find_several_templates(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for hosts on which ranks cannot share a template."""
+    counts = {host: facts.count_templates(host) for host in facts.hosts}
+    if several := [
+        f"{count} on {facts.get_name(host)}" for host, count in counts.items() if count > 1
+    ]:
+        yield look(
             "Ranks are in different containers or cgroups, so there are several templates: "
             f"{format_list(several)}",
             "Each template needs 540 MB, and the data of prepare. To share one, start one "
@@ -380,7 +330,8 @@ def _judge_templates(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
+def compare_groups(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for process groups that fail, and for slow ones."""
     speeds = [*facts.speeds, *([facts.between_hosts] if facts.between_hosts else [])]
     failures: dict[str, list[GroupSpeed]] = {}
     for speed in speeds:
@@ -397,14 +348,12 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
             )
         count = format_count(len(failed), "process group")
         text = f"{count} failed, on {format_list(names)}: {failed[0].failure}"
-        yield Finding("wrong", text, advice)
+        yield wrong(text, advice)
     if rest := sum(map(len, causes[_MOST_FAILURES:])):
-        yield Finding(
-            "wrong", f"{format_count(rest, 'process group')} more failed, for other reasons"
-        )
+        yield wrong(f"{format_count(rest, 'process group')} more failed, for other reasons")
     if causes:
         return
-    yield Finding("ok", "The trainers of all workers have started and communicated")
+    yield ok("The trainers of all workers have started and communicated")
     of_groups = [speed for speed in facts.speeds if len(speed.ranks) > 1]
     if len(of_groups) >= _MIN_TO_COMPARE:
         median = statistics.median(speed.bandwidth for speed in of_groups)
@@ -416,10 +365,11 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
         ]
         if slow:
             share = f"{100 * _SLOW_WORKER:.0f}% of the median bandwidth of the workers"
-            yield Finding("look", f"Workers with less than {share}: {format_list(slow)}")
+            yield look(f"Workers with less than {share}: {format_list(slow)}")
 
 
-def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
+def compare_clocks(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for hosts whose clocks differ from that of the first host."""
     if len(facts.clocks) < 2:
         return
     late = [
@@ -428,8 +378,7 @@ def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
         if abs(offset.seconds) - offset.error > _LARGEST_OFFSET
     ]
     if late:
-        yield Finding(
-            "look",
+        yield look(
             f"Clocks differ from {facts.get_name(facts.hosts[0])}: {format_list(late)}",
             "Synchronize them, for example with chrony. Of several failures, the earliest is taken "
             "as the cause",
@@ -438,16 +387,16 @@ def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
         latest = max(offset.seconds + offset.error for offset in facts.clocks)
         earliest = min(offset.seconds - offset.error for offset in facts.clocks)
         most = format_number(1000 * (latest - earliest), 2)
-        yield Finding("ok", f"The clocks of the hosts differ by at most {most} ms")
+        yield ok(f"The clocks of the hosts differ by at most {most} ms")
 
 
-def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
+def inspect_folder(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for hosts that do not share the run directory, and for slow writes to it."""
     folder = facts.folder
     views = list(zip(facts.hosts, facts.views, strict=True))[1:]
     unseen = [facts.get_name(host) for host, view in views if view.seconds_to_see is None]
     if unseen:
-        yield Finding(
-            "wrong",
+        yield wrong(
             f"{format_list(unseen)} do{'es' if len(unseen) == 1 else ''} not see the files of "
             f"{facts.get_name(facts.hosts[0])} in {folder.path}",
             "Give a --run-dir on a file system that all hosts share",
@@ -455,9 +404,7 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
         return
     for host, view in views:
         if view.write_error:
-            yield Finding(
-                "wrong", f"{facts.get_name(host)} cannot write in {folder.path}: {view.write_error}"
-            )
+            yield wrong(f"{facts.get_name(host)} cannot write in {folder.path}: {view.write_error}")
     hidden = [
         facts.get_name(host) for host, view in views if not view.is_seen and not view.write_error
     ]
@@ -466,41 +413,48 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
     ]
     if hidden or slow:
         names = format_list([*hidden, *(name for name in slow if name not in hidden)])
-        yield Finding(
-            "look",
+        yield look(
             f"Changes in {folder.path} are seen late on other hosts, or from other hosts: {names}",
         )
     if not folder.has_locks:
-        yield Finding(
-            "look",
+        yield look(
             f"{folder.path} has no locks: a second run in the same run directory would not be "
             "detected",
             "On Lustre, mount it with -o flock",
         )
     elif unlocked := [facts.get_name(host) for host, view in views if not view.sees_lock]:
-        yield Finding(
-            "look",
+        yield look(
             f"Locks in {folder.path} are not seen on {format_list(unlocked)}: a second run from "
             "there in the same run directory would not be detected",
         )
     if folder.write_seconds > _SLOWEST_WRITE:
         text = f"A durable write to {folder.path} takes {format_number(folder.write_seconds, 2)} s"
-        yield Finding(
-            "look", text, "Each loss is written durably. Give a --run-dir on a faster file system"
-        )
+        yield look(text, "Each loss is written durably. Give a --run-dir on a faster file system")
     elif not hidden and not slow:
         everywhere = ", and all hosts see the same files" if views else ""
         milliseconds = format_number(1000 * folder.write_seconds, 2)
-        yield Finding("ok", f"A durable write to {folder.path} takes {milliseconds} ms{everywhere}")
+        yield ok(f"A durable write to {folder.path} takes {milliseconds} ms{everywhere}")
 
 
-def _judge_job_end(facts: ClusterFacts) -> Iterator[Finding]:
+def find_job_end(facts: ClusterFacts) -> Iterator[Finding]:
+    """Look for the end of the job, before which a run must stop."""
     if facts.job_end_variable:
-        yield Finding("ok", f"A run stops before its job ends, by {facts.job_end_variable}")
+        yield ok(f"A run stops before its job ends, by {facts.job_end_variable}")
     elif facts.scheduler:
-        yield Finding(
-            "look",
+        yield look(
             "No environment variable has the end time of this job: a run may be killed at its time "
             "limit, and lose a part of its work",
             "Add #SBATCH --signal=USR1@120 to the job script, or export HPO_JOB_END_TIME",
         )
+
+
+PROBES: Sequence[Callable[[ClusterFacts], Iterator[Finding]]] = (
+    find_spanning_workers,
+    find_crowded_cores,
+    find_misused_gpus,
+    find_several_templates,
+    compare_groups,
+    compare_clocks,
+    inspect_folder,
+    find_job_end,
+)

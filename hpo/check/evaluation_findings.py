@@ -1,4 +1,4 @@
-"""Make the findings of `hpo check` from its evaluations.
+"""Make the findings of `hpo check` from its evaluations: a probe looks for one kind of mistake.
 
 In this module, `whole` is an evaluation on all ranks, and `alone` is the evaluation on 1 rank.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from hpo.check.check_evaluator import CheckOutcome, FileSnapshot, WeightsTest
-from hpo.check.finding import Finding
+from hpo.check.finding import Finding, look, ok, wrong
 from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
 from hpo.script_objective import Script
 from hpo.text_format import cut_text, format_count, format_duration, format_list
@@ -29,13 +29,6 @@ _BATCH_NORM_TOLERANCE = 0.02
 # A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
 _SMALL_FRACTION = 0.1
 
-_WRAP_ADVICE = (
-    "Each rank trains its own network on its share of the samples. Wrap it, model = "
-    "DistributedDataParallel(network), and call model(inputs) to train, not network or "
-    "model.module. Otherwise, average the gradients over all ranks before each step"
-)
-
-
 _MAX_FAILURE_LENGTH = 400  # characters that are printed
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -44,62 +37,50 @@ _TORCHRUN_VARIABLES = (
     *("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
 
-_REDUCE_ADVICE = (
-    "A rank yields the loss of its own share or of its own network. Add up the sums over all "
-    "ranks, dist.all_reduce(total), and divide by the number of all samples"
-)
-_LOADER_ADVICE = (
-    "Loader processes that are not forked cannot import the search file (No module named "
-    "'search_file_...'). Leave multiprocessing_context out, or put the Dataset into a module next "
-    "to the file"
-)
-_DIVERGENCE_ADVICE = (
-    "This is normal for some hyperparameters. If these should be good, check the data and the "
-    "loss, and narrow the learning rate. --enqueue FILE checks another individual"
-)
-_UNUSED_ADVICE = (
-    "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) before "
-    "DistributedDataParallel wraps the network, or pass find_unused_parameters=True"
-)
-_COLLECTIVES_ADVICE = (
-    "The ranks of a worker must call the same collectives (all_reduce, a backward pass of "
-    "DistributedDataParallel, a yield) equally often. Look for different numbers of steps, and for "
-    "calls inside if worker.rank == 0"
-)
-_EPOCHS_ADVICE = (
-    "The ranks must train the same number of epochs. Base early stopping on a value that is equal "
-    "on all ranks, such as an all-reduced loss"
-)
-
 # The first pattern that matches the failure or the traceback determines the advice.
-_ADVICE_BY_PATTERN = [
-    (r"the ranks yielded different losses", _REDUCE_ADVICE),
-    (r"do not yield equally many losses", _EPOCHS_ADVICE),
-    (r"DataLoader worker .* exited unexpectedly", _LOADER_ADVICE),
-    (r"Expected to have finished reduction", _UNUSED_ADVICE),
-    (r"the ranks are in different collectives", _COLLECTIVES_ADVICE),
-    (r"timeout: .*( at its end for rank|, which had ended)", _EPOCHS_ADVICE),
-    (r"timeout: ", _COLLECTIVES_ADVICE),
-    (
-        r"the objective yielded no loss",
-        "Yield the validation loss after each epoch; a function without any yield may return it",
+_ADVICE_BY_PATTERN = {
+    r"the ranks yielded different losses": (
+        "A rank yields the loss of its own share or of its own network. Add up the sums over all "
+        "ranks, dist.all_reduce(total), and divide by the number of all samples"
     ),
-    (
-        r"an objective must yield its validation loss, a number, got None",
+    r"DataLoader worker .* exited unexpectedly": (
+        "Loader processes that are not forked cannot import the search file (No module named "
+        "'search_file_...'). Leave multiprocessing_context out, or put the Dataset into a module "
+        "next to the file"
+    ),
+    r"Expected to have finished reduction": (
+        "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) "
+        "before DistributedDataParallel wraps the network, or pass find_unused_parameters=True"
+    ),
+    r"do not yield equally many losses|timeout: .*( at its end for rank|, which had ended)": (
+        "The ranks must train the same number of epochs. Base early stopping on a value that is "
+        "equal on all ranks, such as an all-reduced loss"
+    ),
+    r"the ranks are in different collectives|timeout: ": (
+        "The ranks of a worker must call the same collectives (all_reduce, a backward pass of "
+        "DistributedDataParallel, a yield) equally often. Look for different numbers of steps, and "
+        "for calls inside if worker.rank == 0"
+    ),
+    r"the objective yielded no loss": (
+        "Yield the validation loss after each epoch; a function without any yield may return it"
+    ),
+    r"an objective must yield its validation loss, a number, got None": (
         "Every rank must yield the loss. If only one rank computes it, send it to the others by "
-        "dist.broadcast",
+        "dist.broadcast"
     ),
-    (
-        r"FileNotFoundError: .*a relative path",
-        "Make the path a setting, --set data=/path/to/it, or use an absolute path",
+    r"FileNotFoundError: .*a relative path": (
+        "Make the path a setting, --set data=/path/to/it, or use an absolute path"
     ),
-    (r"the validation loss is (nan|-?inf)", _DIVERGENCE_ADVICE),
-]
+    r"the validation loss is (nan|-?inf)": (
+        "This is normal for some hyperparameters. If these should be good, check the data and the "
+        "loss, and narrow the learning rate. --enqueue FILE checks another individual"
+    ),
+}
 
 
 @dataclass(frozen=True)
 class CheckOutcomes:
-    """The outcomes of all evaluations of a check; None if the evaluation was left out."""
+    """All that a check has found out; None for an evaluation that was left out."""
 
     whole: CheckOutcome
     again: CheckOutcome | None
@@ -107,153 +88,313 @@ class CheckOutcomes:
     resumed: CheckOutcome | None
     """The evaluation on all ranks that resumed from the checkpoint of the first loss."""
     alone: CheckOutcome | None
+    weights_test: WeightsTest | None = None
+    script: Script | None = None
+    """The program that is the objective; None if it is a function."""
+    files: Sequence[FileSnapshot] = ()
+    """Of a program: the working directory before the first evaluation, and after each."""
 
     def list_compared(self) -> list[CheckOutcome]:
         """Return the outcomes of the evaluations that have started from the beginning."""
         return [outcome for outcome in (self.whole, self.again, self.alone) if outcome is not None]
 
 
-def inspect_outcomes(
-    outcomes: CheckOutcomes,
-    weights_test: WeightsTest,
-    script: Script | None,
-    files: Sequence[FileSnapshot],
-) -> list[Finding]:
-    """Return the findings about the evaluations of a check.
-
-    Args:
-        script: The program that is the objective; None if it is a function.
-        files: If the objective is a program: snapshots of the working directory before the first
-            evaluation, and after each evaluation.
-    """
-    findings = [
-        *_inspect_failures(outcomes.whole, outcomes.alone),
-        *_inspect_losses(outcomes),
-        *_inspect_gradients(outcomes),
-    ]
-    if script is None:
-        findings += _inspect_weights(outcomes.whole, weights_test)
-        findings += _inspect_checkpoints(outcomes)
-        return findings
-    if outcomes.resumed is not None:
-        findings += _inspect_checkpoints(outcomes)
-    return [*findings, *_inspect_program(script, outcomes, files)]
+def inspect_outcomes(outcomes: CheckOutcomes) -> list[Finding]:
+    """Return the findings of all probes."""
+    return [finding for probe in PROBES for finding in probe(outcomes)]
 
 
-def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterator[Finding]:
+def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for a failure of an evaluation from the beginning."""
+    whole = outcomes.whole
+    alone = outcomes.alone
     if whole.failure:
         others = "" if alone is None else " and on 1" if alone.failure else ", but not on 1"
-        where = f"{format_count(whole.ranks, 'rank')}{others}"
-        yield Finding(
-            "wrong",
-            f"The evaluation fails on {where}: {cut_text(whole.failure, _MAX_FAILURE_LENGTH)}",
-            _find_failure_advice(whole),
+        yield _describe_failure(
+            whole, f"The evaluation fails on {format_count(whole.ranks, 'rank')}{others}"
         )
     elif alone is not None and alone.failure:
-        yield Finding(
-            "wrong",
-            f"The evaluation fails on 1 rank only: {cut_text(alone.failure, _MAX_FAILURE_LENGTH)}",
-            _find_failure_advice(alone),
-        )
-    if difference := _compare_networks(whole, alone):
+        yield _describe_failure(alone, "The evaluation fails on 1 rank only")
+
+
+def find_different_networks(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for ranks whose networks differ, or that take different numbers of steps."""
+    if difference := _compare_networks(outcomes.whole, outcomes.alone):
         yield difference
 
 
-def _find_failure_advice(outcome: CheckOutcome) -> str:
-    """Return the advice for a failed evaluation; an empty text if the failure is unknown."""
-    messages = f"{outcome.failure}\n{outcome.evaluation.traceback}"
-    text = next((text for pattern, text in _ADVICE_BY_PATTERN if re.search(pattern, messages)), "")
-    unused = _list_unused_parameters(outcome)
-    return text.format(unused=f" ({format_list(unused)})" if unused else "")
-
-
-def _inspect_losses(outcomes: CheckOutcomes) -> Iterator[Finding]:
-    whole = outcomes.whole
+def compare_repetition(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for losses that differ although the seed and the number of ranks are the same."""
     again = outcomes.again
+    if again is not None and again.failure:
+        yield _describe_failure(again, "The second evaluation fails")
+    elif again is not None:
+        yield _compare_repetition(outcomes.whole, again)
+
+
+def compare_rank_counts(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for losses that depend on the number of ranks, and for likely causes.
+
+    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise
+    they are "look". A cause of different losses is "wrong" if it is certainly a mistake. If the
+    losses are equal, each cause is "look".
+    """
+    whole = outcomes.whole
     alone = outcomes.alone
-    if whole.failure or again is None:
+    if outcomes.again is None or outcomes.again.failure:
         return
-    if again.failure:
-        yield Finding(
-            "wrong",
-            f"The second evaluation fails: {cut_text(again.failure, _MAX_FAILURE_LENGTH)}",
-            _find_failure_advice(again),
-        )
-        return
-    repetition = _compare_repetition(whole, again)
-    yield repetition
     if alone is None:
-        yield Finding(
-            "look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check"
+        yield look("Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
+        return
+    if alone.failure or _compare_repetition(whole, outcomes.again).level != "ok":
+        return
+    ranks = format_count(whole.ranks, "rank")
+    off = _compute_difference(whole.losses, alone.losses)
+    if len(whole.losses) != len(alone.losses):
+        losses = f"{format_count(len(whole.losses), 'loss')[:-1]}es"
+        text = f"There are {losses} on {ranks}, and {len(alone.losses)} on 1"
+        yield look(text, "The number of epochs should not depend on the number of ranks")
+    if off <= _TOLERANCE:
+        yield ok(f"{ranks} and 1 rank have the same losses{_format_within(off)}")
+        for cause in _compare_training(whole, alone):
+            yield replace(cause, level="look")
+        return
+    text = f"The losses of {ranks} and of 1 rank differ by {_format_relative(off)}"
+    if _compare_networks(whole, alone) is not None:
+        yield look(text)  # The finding about the networks is the cause.
+    elif causes := list(_find_causes(whole, alone)):
+        yield look(text)
+        yield from causes
+    else:
+        make = wrong if _has_samples(whole, alone) else look
+        yield make(text, _advise_unexplained(whole, alone))
+
+
+def find_unused_parameters(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for parameters of an optimizer that never have a gradient."""
+    compared = outcomes.list_compared()
+    if not any(outcome.traces[0].shapes for outcome in compared):
+        if not any(outcome.failure for outcome in compared):
+            yield look(
+                "No optimizer of torch took a step",
+                "Gradients, steps and weights were not checked",
+            )
+        return
+    if outcomes.whole.failure:
+        return
+    if missing := _list_unused_parameters(outcomes.whole):
+        yield look(
+            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
+            f"{format_list(missing)}",
+            "They never change. If this is intended, freeze them by requires_grad_(False), and "
+            "leave them out",
         )
-    elif not alone.failure and repetition.level == "ok":
-        yield from _compare_rank_counts(whole, alone)
+    else:
+        yield ok("All parameters of the optimizer had gradients")
+
+
+def inspect_weights(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for weights that are not offered, or that the network or `test` cannot load."""
+    weights_test = outcomes.weights_test
+    if weights_test is None or outcomes.whole.failure or outcomes.script is not None:
+        return
+    if not outcomes.whole.has_offered_weights:
+        text = "No weights are offered, so the run cannot keep those of the best network"
+        yield Finding(
+            "wrong" if weights_test.has_test else "look",
+            f"{text}, and `test` will not be called" if weights_test.has_test else text,
+            "Call worker.offer_weights(network.state_dict()) before each yield, at least on rank 0",
+        )
+        return
+    names = weights_test.weight_names
+    if names is None:
+        yield wrong("The offered weights could not be kept")
+        return
+    if prefixed := [name for name in names if name.startswith("module.")]:
+        yield wrong(
+            f"The names of the offered weights begin with module.: {format_list(prefixed)}",
+            "The network itself cannot load them. Call "
+            "worker.offer_weights(model.module.state_dict())",
+        )
+    else:
+        yield ok(f"The offered weights have {format_count(len(names), 'tensor')}")
+    if weights_test.failure:
+        yield wrong(
+            f"`test` fails with the offered weights: {weights_test.failure}",
+            "A run would end without a result on test data",
+        )
+    elif weights_test.seconds is not None:
+        seconds = format_duration(weights_test.seconds)
+        yield ok(f"`test` accepts the offered weights, and takes {seconds}")
+    else:
+        yield ok("There is no `test`. It is optional")
+
+
+def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for an evaluation that does not resume from its checkpoint as if uninterrupted."""
+    again = outcomes.again
+    resumed = outcomes.resumed
+    if again is None or again.failure:
+        return
+    if resumed is None:
+        if outcomes.script is None:
+            yield ok(
+                "No checkpoint is saved. It is optional: without one, an interrupted evaluation "
+                "restarts",
+            )
+        return
+    if failure := resumed.rejection or resumed.failure:
+        yield wrong(
+            "The evaluation cannot resume from its checkpoint: "
+            f"{cut_text(failure, _MAX_FAILURE_LENGTH)}",
+            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new "
+            "network and optimizer with the same hyperparameters must be able to load it",
+        )
+        return
+    if not resumed.evaluation.resumed_from_step:
+        yield wrong(
+            "The evaluation saves checkpoints, but restarts instead of resuming from them",
+            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the "
+            "remaining epochs",
+        )
+        return
+    if _compare_repetition(outcomes.whole, again).level != "ok":
+        return
+    count = len(again.losses)
+    if count == 1:
+        yield look(
+            "The only checkpoint belongs to the only loss",
+            "Set epochs=2 to check that it resumes",
+        )
+        return
+    off = _compute_difference(again.losses, resumed.losses)
+    after = "After a resume from the first checkpoint,"
+    if off <= _TOLERANCE and len(resumed.losses) == count:
+        yield ok(f"{after} the losses are the same{_format_within(off)}")
+        return
+    difference = f"there are {len(resumed.losses)} losses instead of {count}"
+    if off > _TOLERANCE:
+        difference = f"the losses differ by {_format_relative(off)}"
+    yield wrong(
+        f"{after} {difference}",
+        "Save all that training changes, before the loss: optimizer, scheduler, random generators, "
+        "number of epochs. Seed random numbers of an epoch by its index",
+    )
+
+
+def inspect_variables(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for a program that reads no variable of torchrun, so that each rank trains alone."""
+    whole = outcomes.whole
+    if outcomes.script is None:
+        return
+    found = {name for trace in whole.traces for name in trace.variables}
+    if read := sorted(found.intersection(_TORCHRUN_VARIABLES)):
+        yield ok(f"The program reads {format_list(read)}")
+    if whole.ranks > 1 and whole.traces[0].steps and not found.intersection(_RANK_VARIABLES):
+        yield wrong(
+            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on "
+            "all samples",
+            "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
+        )
+
+
+def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Show that the ranks of a program have the same network, and how many losses it reports."""
+    whole = outcomes.whole
+    script = outcomes.script
+    if script is None or whole.failure:
+        return
+    differ = whole.ranks == 1 or _compare_networks(whole, None) or _has_same_batches(whole)
+    if not differ and (steps := _count_equal_steps(whole)):
+        shares = _has_samples(whole, whole) and not _count_same_batches(whole)[0]
+        batches = ", and train on different batches" if shares else ""
+        equal = f"All ranks have the same network after {format_count(steps, 'step')}{batches}"
+        yield ok(equal)
+    way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
+    reports = format_count(len(whole.losses), "report")
+    yield ok(f"{reports} by {way} in the first evaluation")
+
+
+def find_overwritten_files(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for files of a program that several evaluations write."""
+    if len(outcomes.files) < 3:
+        return
+    before, first, second = outcomes.files[:3]
+    written = sorted(name for name in first if first[name] != before.get(name))
+    if both := [name for name in written if name in second and second[name] != first[name]]:
+        yield look(
+            f"Evaluations write to the same files: {format_list(both)}",
+            "Workers would overwrite these files. Let each evaluation write to its own directory, "
+            "{folder}",
+        )
+    elif written:
+        yield ok(
+            f"An evaluation writes {format_list(written)}, and the next one writes other files",
+        )
+
+
+def find_running_processes(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for processes that a program leaves behind."""
+    traces = [trace for outcome in outcomes.list_compared() for trace in outcome.traces]
+    if outcomes.script is not None and any(trace.has_children for trace in traces):
+        yield look(
+            "Processes are still running when the program ends",
+            "They are killed. Let the program wait for them",
+        )
+
+
+PROBES: Sequence[Callable[[CheckOutcomes], Iterator[Finding]]] = (
+    find_failure,
+    find_different_networks,
+    compare_repetition,
+    compare_rank_counts,
+    find_unused_parameters,
+    inspect_weights,
+    inspect_checkpoints,
+    inspect_variables,
+    describe_program,
+    find_overwritten_files,
+    find_running_processes,
+)
+
+
+def _describe_failure(outcome: CheckOutcome, text: str) -> Finding:
+    """Return the finding about a failure, with advice if its cause is known."""
+    messages = f"{outcome.failure}\n{outcome.evaluation.traceback}"
+    found = (text for pattern, text in _ADVICE_BY_PATTERN.items() if re.search(pattern, messages))
+    unused = _list_unused_parameters(outcome)
+    advice = next(found, "").format(unused=f" ({format_list(unused)})" if unused else "")
+    return wrong(f"{text}: {cut_text(outcome.failure, _MAX_FAILURE_LENGTH)}", advice)
 
 
 def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     """Compare the losses of two evaluations with the same seed and number of ranks."""
     text = f"The same seed on {format_count(first.ranks, 'rank')}"
     if first.traces[0].steps and not again.traces[0].steps:
-        return Finding(
-            "look",
+        return look(
             f"{text}: the second evaluation took no step, so nothing was compared",
             "It may have resumed from a checkpoint of the first. Delete it: a search would resume "
             "from it, too",
         )
     off = _compute_difference(first.losses, again.losses)
     if off <= _TOLERANCE:
-        return Finding("ok", f"{text} has the same losses twice{_format_within(off)}")
+        return ok(f"{text} has the same losses twice{_format_within(off)}")
     first_weights = next(iter(first.traces[0].weights), ())
     again_weights = next(iter(again.traces[0].weights), ())
     if first_weights and again_weights and _is_different(first_weights, again_weights):
-        return Finding(
-            "wrong",
+        return wrong(
             f"{text} has different losses the second time, by {_format_relative(off)}: the initial "
             "weights differ",
             "Create the network and its weights in the objective. Objects at module level keep "
             "their state between evaluations",
         )
-    return Finding(
-        "look",
+    return look(
         f"{text} has different losses the second time, by {_format_relative(off)}, from the same "
         "initial weights",
         "Possible causes: random numbers without worker.seed (loader processes, a Generator, the "
         "clock), a counter of evaluations, or nondeterministic GPU kernels (find them with "
         "torch.use_deterministic_algorithms(True))",
     )
-
-
-def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Compare the losses on all ranks and on 1 rank, and yield likely causes of a difference.
-
-    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise
-    they are "look". A cause of different losses is "wrong" if it is certainly a mistake. If the
-    losses are equal, each cause is "look".
-    """
-    ranks = format_count(whole.ranks, "rank")
-    off = _compute_difference(whole.losses, alone.losses)
-    if len(whole.losses) != len(alone.losses):
-        losses = f"{format_count(len(whole.losses), 'loss')[:-1]}es"
-        text = f"There are {losses} on {ranks}, and {len(alone.losses)} on 1"
-        yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
-    if off <= _TOLERANCE:
-        yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
-        yield from (
-            Finding("look", cause.text, cause.advice) for cause in _compare_training(whole, alone)
-        )
-        return
-    text = f"The losses of {ranks} and of 1 rank differ by {_format_relative(off)}"
-    if _compare_networks(whole, alone) is not None:
-        yield Finding("look", text)  # The finding about the networks is the cause.
-    elif causes := list(_find_causes(whole, alone)):
-        yield Finding("look", text)
-        yield from causes
-    else:
-        yield Finding(
-            "wrong" if _has_samples(whole, alone) else "look",
-            text,
-            _advise_unexplained(whole, alone),
-        )
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
@@ -265,18 +406,15 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     tolerance = _SMALL_FRACTION if layers else _SMALL_FRACTION / 10
     for factor in (whole.ranks, 1 / whole.ranks):
         if all(math.isclose(ratio, factor, rel_tol=tolerance) for ratio in ratios):
-            yield Finding(
-                "wrong",
+            yield wrong(
                 f"The losses are {factor:.3g} times those of 1 rank",
                 "Divide the sum over all ranks by the number of all validation samples. Their mean "
                 "of means is right only if their shares are equally large",
             )
             return
-    if _has_same_parameters(whole, alone) and _is_different(
-        whole.traces[0].weights[0], alone.traces[0].weights[0]
-    ):
-        yield Finding(
-            "look",
+    weights = whole.traces[0].weights
+    if _has_same_parameters(whole, alone) and _is_different(weights[0], alone.traces[0].weights[0]):
+        yield look(
             "The initial weights differ from those on 1 rank",
             "Create the network before anything that depends on the rank or on the number of ranks",
         )
@@ -285,8 +423,12 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     yield from training
     if all(cause.level == "look" for cause in training):
         yield from layers
-        if not training and not layers:
-            yield from _find_shared_norms(whole.traces[0])
+    if not training and not layers and (synchronized := whole.traces[0].synchronized_layers):
+        yield look(
+            f"{_format_layer_counts(synchronized)}: they normalize over all ranks, and rounding "
+            "errors grow from step to step",
+            "To find other differences, check once with fewer steps and a lower learning rate",
+        )
 
 
 def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
@@ -312,30 +454,18 @@ def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
 
 def _find_rank_dependent_layers(trace: Trace) -> Iterator[Finding]:
     if trace.normalization_layers:
-        yield Finding(
-            "look",
+        yield look(
             f"{_format_layer_counts(trace.normalization_layers)}: each rank normalizes with its "
             "own share of a batch",
             "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, GroupNorm and LayerNorm do "
             "not depend on the number of ranks",
         )
     if trace.random_layers:
-        yield Finding(
-            "look",
+        yield look(
             f"{_format_layer_counts(trace.random_layers)}: each rank draws random numbers for its "
             "own share, so losses differ a little",
             "To find other differences, check once with a probability of 0, or without random "
             "numbers",
-        )
-
-
-def _find_shared_norms(trace: Trace) -> Iterator[Finding]:
-    if trace.synchronized_layers:
-        yield Finding(
-            "look",
-            f"{_format_layer_counts(trace.synchronized_layers)}: they normalize over all ranks, "
-            "and rounding errors grow from step to step",
-            "To find other differences, check once with fewer steps and a lower learning rate",
         )
 
 
@@ -357,24 +487,19 @@ def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Find
     """Yield findings about the first difference in samples, steps per epoch or gradients."""
     many = whole.traces[0]
     samples = list(_compare_samples(whole, alone))
+    ours = _count_epoch_steps(whole)
+    theirs = _count_epoch_steps(alone)
     if samples:
         yield from samples
-    elif (
-        (ours := _count_epoch_steps(whole))
-        and (theirs := _count_epoch_steps(alone))
-        and ours != theirs
-    ):
+    elif ours and theirs and ours != theirs:
         what = "An epoch has" if many.steps_at_losses else "The training takes"
-        yield Finding(
-            "look",
+        yield look(
             f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and "
             f"{theirs} on 1: the global batch size differs",
             "If batch_size is the global batch size, a rank takes batch_size // worker.size. "
             "Otherwise, the best learning rate depends on the number of ranks",
         )
-    elif _has_same_parameters(whole, alone) and not (
-        many.random_layers or many.normalization_layers
-    ):
+    elif not many.random_layers and not many.normalization_layers:
         yield from _compare_gradients(whole, alone)
 
 
@@ -383,7 +508,7 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
     In the first epoch, the shares together must be the samples of the first epoch on 1 rank.
     """
-    if not _has_samples(whole, alone) or not _has_same_networks(whole, alone):
+    if not _has_samples(whole, alone) or not _has_same_shapes(whole, alone, _get_shapes):
         return
     expected = _count_samples(alone)
     trained = _count_samples(whole)
@@ -394,15 +519,17 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
     nearly_all = (1 - _SMALL_FRACTION) * len(expected)
     ranks = format_count(whole.ranks, "rank")
     if _has_same_batches(whole):
-        yield Finding(
-            "wrong",
+        yield wrong(
             f"Each of {ranks} trains on the same batches",
             f"{ranks} then do the work of 1. Let each rank take its share: use DistributedSampler, "
             "batch[worker.rank :: worker.size], or another seed for the batches of each rank",
         )
-    elif share_found < 1 - _SMALL_FRACTION / 10 or _is_randomly_sampled(alone):
-        yield Finding(
-            "look",
+    elif (
+        share_found < 1 - _SMALL_FRACTION / 10
+        # Some samples repeat before all have occurred.
+        or len(_take_first_samples(alone.traces[0], len(expected))) < nearly_all
+    ):
+        yield look(
             "The samples differ from those on 1 rank: each rank draws its batches, or changes its "
             "samples, at random. So gradients and losses cannot be compared",
             "To find other differences, check once without augmentation, and with shares of equal "
@@ -410,8 +537,7 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
         )
     elif len(found) < nearly_all:
         repeated = ", and on some of them more than once" if trained.total() > len(found) else ""
-        yield Finding(
-            "wrong",
+        yield wrong(
             f"Of the {len(expected)} samples of 1 rank's first epoch, {ranks} train on "
             f"{len(found)}{repeated}",
             "The order of the samples must be the same on all ranks. Use torch.randperm with a "
@@ -420,8 +546,7 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
     elif all(
         len(_take_first_samples(trace, len(expected))) >= nearly_all for trace in whole.traces
     ):
-        yield Finding(
-            "look",
+        yield look(
             f"Each of {ranks} trains on all {len(expected)} samples, as 1 rank does",
             "More ranks are then not faster. Let each rank take its share, batch[worker.rank :: "
             "worker.size]",
@@ -435,13 +560,14 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     if the gradients differ by a factor that is the number of ranks or its inverse. All other
     differences are "look".
     """
+    if not _has_same_parameters(whole, alone):
+        return
     many = whole.traces[0]
     if any(
         _is_different(many.gradients[0], next(iter(other.gradients), ()))
         for other in whole.traces[1:]
     ):
-        yield Finding(
-            "look",
+        yield look(
             "The ranks average their weights, not their gradients",
             "Losses then depend on the number of ranks. DistributedDataParallel averages gradients",
         )
@@ -455,17 +581,16 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     if any(
         math.isclose(ratio, factor, rel_tol=_TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)
     ):
-        yield Finding(
-            "wrong",
+        yield wrong(
             f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
             "DistributedDataParallel averages over ranks. If each rank divides the sum of its "
             "losses by the global batch size, multiply by worker.size: (loss * worker.size / "
             "len(batch)).backward()",
         )
         return
-    is_same = _has_samples(whole, alone) and _count_first_step_samples(
-        whole
-    ) == _count_first_step_samples(alone)
+    is_same = _has_samples(whole, alone) and (
+        _count_samples_until(whole, 1) == _count_samples_until(alone, 1)
+    )
     doubt = "" if is_same else ", but the samples differ, or are not known"
     yield Finding(
         "wrong" if is_same else "look",
@@ -493,24 +618,22 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
     if any(other.steps != first.steps for other in others) and not any(
         trace.was_cut for trace in whole.traces
     ):
-        steps = ", ".join(f"rank {rank} {trace.steps}" for rank, trace in enumerate(whole.traces))
-        return Finding(
-            "wrong",
-            f"The ranks take different numbers of steps: {steps}",
+        counts = ", ".join(f"rank {rank} {trace.steps}" for rank, trace in enumerate(whole.traces))
+        return wrong(
+            f"The ranks take different numbers of steps: {counts}",
             "Give all ranks the same number of batches: use DistributedSampler, or "
             "batch[worker.rank :: worker.size]",
         )
     if alone is not None and _get_shapes(alone.traces[0]) not in ([], shapes):
         return None
     for rank, other in enumerate(others, start=1):
-        if (steps_apart := _find_difference(first, other)) is not None:
-            when = (
-                f"after {format_count(steps_apart, 'step')}"
-                if steps_apart
-                else "before the first step"
-            )
-            return Finding(
-                "wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP_ADVICE
+        if (steps := _find_difference(first, other)) is not None:
+            when = f"after {format_count(steps, 'step')}" if steps else "before the first step"
+            return wrong(
+                f"The networks of rank 0 and rank {rank} differ {when}",
+                "Each rank trains its own network on its share of the samples. Wrap it, model = "
+                "DistributedDataParallel(network), and call model(inputs) to train, not network or "
+                "model.module. Otherwise, average the gradients over all ranks before each step",
             )
     return None
 
@@ -536,15 +659,12 @@ def _find_difference(one: Trace, other: Trace) -> int | None:
 def _count_equal_steps(whole: CheckOutcome) -> int:
     """Return the most steps after which all ranks had equal networks; 0 if never."""
     first, *others = (_get_networks(trace) for trace in whole.traces)
-    common = [key for key in first if all(key in other for other in others)]
-    return max(
-        (
-            key[1]
-            for key in common
-            if not any(_is_different(first[key], one[key]) for one in others)
-        ),
-        default=0,
-    )
+    equal = [
+        key[1]
+        for key, network in first.items()
+        if all(key in other and not _is_different(network, other[key]) for other in others)
+    ]
+    return max(equal, default=0)
 
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
@@ -563,14 +683,14 @@ def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 
 def _count_samples(outcome: CheckOutcome) -> Counter[str]:
     """Count each sample of the first epoch on all ranks together, by its hash."""
-    limit = min(
-        [
-            _count_epoch_steps(outcome) or outcome.traces[0].steps,
-            *(trace.steps for trace in outcome.traces),
-        ]
-    )
+    limit = min(trace.steps for trace in outcome.traces)
+    return _count_samples_until(outcome, min(_count_epoch_steps(outcome) or limit, limit))
+
+
+def _count_samples_until(outcome: CheckOutcome, step: int) -> Counter[str]:
+    """Count each sample of the steps before `step` on all ranks together, by its hash."""
     batches = [
-        hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit
+        hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < step
     ]
     return Counter(chain.from_iterable(batches))
 
@@ -578,12 +698,6 @@ def _count_samples(outcome: CheckOutcome) -> Counter[str]:
 def _take_first_samples(trace: Trace, count: int) -> set[str]:
     """Return the distinct samples among the first `count` samples of a rank."""
     return set(islice(chain.from_iterable(hashes for _, hashes in trace.samples), count))
-
-
-def _is_randomly_sampled(alone: CheckOutcome) -> bool:
-    """Return whether some samples repeat before all have occurred."""
-    count = len(_count_samples(alone))
-    return len(_take_first_samples(alone.traces[0], count)) < (1 - _SMALL_FRACTION) * count
 
 
 def _has_same_batches(whole: CheckOutcome) -> bool:
@@ -600,25 +714,17 @@ def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
     ), len(batches)
 
 
-def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
-    """Count each sample of the first step on all ranks together, by its hash."""
-    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
-    return Counter(chain.from_iterable(batches))
-
-
 def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     """Return whether optimizers have the same, unsharded shapes on all ranks as on 1."""
-    shapes = alone.traces[0].shapes
-    return bool(shapes) and all(
-        trace.shapes == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
-    )
+    return _has_same_shapes(whole, alone, lambda trace: trace.shapes)
 
 
-def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether networks have the same, unsharded shapes on all ranks as on 1."""
-    shapes = _get_shapes(alone.traces[0])
+def _has_same_shapes(
+    whole: CheckOutcome, alone: CheckOutcome, get_shapes: Callable[[Trace], list[list[int]]]
+) -> bool:
+    shapes = get_shapes(alone.traces[0])
     return bool(shapes) and all(
-        _get_shapes(trace) == shapes and not trace.sharded
+        get_shapes(trace) == shapes and not trace.sharded
         for trace in [*whole.traces, *alone.traces]
     )
 
@@ -645,198 +751,8 @@ def _is_different(one: Fingerprint, other: Fingerprint) -> bool:
 
 
 def _format_relative(off: float) -> str:
-    """Return a relative difference as text."""
     return f"{off:.1%}" if off >= 0.001 else f"{off:.0e}"
-
-
-def _inspect_gradients(outcomes: CheckOutcomes) -> Iterator[Finding]:
-    compared = outcomes.list_compared()
-    if not any(outcome.traces[0].shapes for outcome in compared):
-        if not any(outcome.failure for outcome in compared):
-            yield Finding(
-                "look",
-                "No optimizer of torch took a step",
-                "Gradients, steps and weights were not checked",
-            )
-        return
-    if outcomes.whole.failure:
-        return
-    missing = _list_unused_parameters(outcomes.whole)
-    if missing:
-        yield Finding(
-            "look",
-            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
-            f"{format_list(missing)}",
-            "They never change. If this is intended, freeze them by requires_grad_(False), and "
-            "leave them out",
-        )
-    else:
-        yield Finding("ok", "All parameters of the optimizer had gradients")
 
 
 def _list_unused_parameters(outcome: CheckOutcome) -> list[str]:
     return sorted({name for trace in outcome.traces for name in trace.without_gradient})
-
-
-def _inspect_weights(whole: CheckOutcome, weights_test: WeightsTest) -> Iterator[Finding]:
-    if whole.failure:
-        return
-    if not whole.has_offered_weights:
-        text = "No weights are offered, so the run cannot keep those of the best network"
-        yield Finding(
-            "wrong" if weights_test.has_test else "look",
-            f"{text}, and `test` will not be called" if weights_test.has_test else text,
-            "Call worker.offer_weights(network.state_dict()) before each yield, at least on rank 0",
-        )
-        return
-    names = weights_test.weight_names
-    if names is None:
-        yield Finding("wrong", "The offered weights could not be kept")
-        return
-    prefixed = [name for name in names if name.startswith("module.")]
-    if prefixed:
-        yield Finding(
-            "wrong",
-            f"The names of the offered weights begin with module.: {format_list(prefixed)}",
-            "The network itself cannot load them. Call "
-            "worker.offer_weights(model.module.state_dict())",
-        )
-    else:
-        yield Finding("ok", f"The offered weights have {format_count(len(names), 'tensor')}")
-    if weights_test.failure:
-        yield Finding(
-            "wrong",
-            f"`test` fails with the offered weights: {weights_test.failure}",
-            "A run would end without a result on test data",
-        )
-    elif weights_test.seconds is not None:
-        seconds = format_duration(weights_test.seconds)
-        yield Finding("ok", f"`test` accepts the offered weights, and takes {seconds}")
-    else:
-        yield Finding("ok", "There is no `test`. It is optional")
-
-
-def _inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
-    again = outcomes.again
-    resumed = outcomes.resumed
-    if outcomes.whole.failure or again is None or again.failure:
-        return
-    if resumed is None:
-        yield Finding(
-            "ok",
-            "No checkpoint is saved. It is optional: without one, an interrupted evaluation "
-            "restarts",
-        )
-    elif failure := resumed.rejection or resumed.failure:
-        yield Finding(
-            "wrong",
-            "The evaluation cannot resume from its checkpoint: "
-            f"{cut_text(failure, _MAX_FAILURE_LENGTH)}",
-            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new "
-            "network and optimizer with the same hyperparameters must be able to load it",
-        )
-    elif not resumed.evaluation.resumed_from_step:
-        yield Finding(
-            "wrong",
-            "The evaluation saves checkpoints, but restarts instead of resuming from them",
-            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the "
-            "remaining epochs",
-        )
-    elif _compare_repetition(outcomes.whole, again).level == "ok":
-        yield _compare_continuation(again, resumed)
-
-
-def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding:
-    """Compare the losses of a resumed evaluation with those of an uninterrupted one."""
-    count = len(again.losses)
-    if count == 1:
-        return Finding(
-            "look",
-            "The only checkpoint belongs to the only loss",
-            "Set epochs=2 to check that it resumes",
-        )
-    off = _compute_difference(again.losses, resumed.losses)
-    if off <= _TOLERANCE and len(resumed.losses) == count:
-        return Finding(
-            "ok",
-            "After a resume from the first checkpoint, the losses are the "
-            f"same{_format_within(off)}",
-        )
-    if off > _TOLERANCE:
-        difference = f"the losses differ by {_format_relative(off)}"
-    else:
-        difference = f"there are {len(resumed.losses)} losses instead of {count}"
-    return Finding(
-        "wrong",
-        f"After a resume from the first checkpoint, {difference}",
-        "Save all that training changes, before the loss: optimizer, scheduler, random generators, "
-        "number of epochs. Seed random numbers of an epoch by its index",
-    )
-
-
-def _inspect_program(
-    script: Script, outcomes: CheckOutcomes, files: Sequence[FileSnapshot]
-) -> Iterator[Finding]:
-    """Yield the findings about ranks, environment variables, files and processes of a program."""
-    whole = outcomes.whole
-    yield from _inspect_ranks(whole)
-    if not whole.failure:
-        yield from _inspect_networks(whole)
-        way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
-        yield Finding(
-            "ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation"
-        )
-    yield from _inspect_files(files)
-    if any(trace.has_children for outcome in outcomes.list_compared() for trace in outcome.traces):
-        yield Finding(
-            "look",
-            "Processes are still running when the program ends",
-            "They are killed. Let the program wait for them",
-        )
-
-
-def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
-    read = sorted(
-        {name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES}
-    )
-    if read:
-        yield Finding("ok", f"The program reads {format_list(read)}")
-    if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
-        yield Finding(
-            "wrong",
-            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on "
-            "all samples",
-            "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
-        )
-
-
-def _inspect_networks(whole: CheckOutcome) -> Iterator[Finding]:
-    if whole.ranks == 1 or _compare_networks(whole, None) is not None or _has_same_batches(whole):
-        return
-    if steps := _count_equal_steps(whole):
-        shares = _has_samples(whole, whole) and not _count_same_batches(whole)[0]
-        batches = ", and train on different batches" if shares else ""
-        yield Finding(
-            "ok", f"All ranks have the same network after {format_count(steps, 'step')}{batches}"
-        )
-
-
-def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
-    if len(files) < 3:
-        return
-    before, first, second = files[:3]
-    written = sorted(name for name in first if first[name] != before.get(name))
-    again = sorted(name for name in second if second[name] != first.get(name))
-    both = [name for name in written if name in again]
-    if both:
-        yield Finding(
-            "look",
-            f"Evaluations write to the same files: {format_list(both)}",
-            "Workers would overwrite these files. Let each evaluation write to its own directory, "
-            "{folder}",
-        )
-    elif written:
-        yield Finding(
-            "ok",
-            f"An evaluation writes {format_list(written)}, and the next one writes other files",
-        )

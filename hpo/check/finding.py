@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hpo.errors import ExitStatus
@@ -22,6 +23,11 @@ class Finding:
     """The severity. For "look", a person must decide whether the finding is a problem."""
     text: str
     advice: str = ""
+
+
+ok = partial(Finding, "ok")
+look = partial(Finding, "look")
+wrong = partial(Finding, "wrong")
 
 
 def print_findings(findings: Sequence[Finding]) -> ExitStatus:

@@ -10,8 +10,9 @@ import os
 import random
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from hpo.check.check_evaluator import MAX_LOSSES, CheckEvaluator, CheckOutcome
@@ -19,11 +20,10 @@ from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
 from hpo.check.finding import print_findings
 from hpo.errors import ExitStatus
 from hpo.evaluation.program_supervision import Program
-from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options
 from hpo.ranks.job import Job
-from hpo.run.prepare_rank import RankState, prepare_rank
+from hpo.run.prepare_rank import prepare_rank
 from hpo.space import Categorical, SearchSpace, Value
 from hpo.text_format import (
     format_count,
@@ -54,7 +54,15 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             given = [*ready.request.enqueued, ready.request.prior_params]
             params = given[0] or make_middle_params(ready.problem.space)
-            _print_headline(ready, params, world.size)
+            program = Program.from_problem(ready.problem)
+            description = f"{ready.problem.file.path}: {format_named_values(params)}"
+            if program is not None:
+                known = {name: f"{{{name}}}" for name in ("trial", "folder", "seed")}
+                description = shlex.join(program.make_command(params, known, continues=False))
+            also = ", and once on 1 rank" if world.size > 1 else ""
+            print(make_printable(description))
+            times = f"twice on {format_count(world.size, 'rank')}{also}"
+            print(f"{times}; at most {MAX_LOSSES} losses each\n", flush=True)
         evaluator = CheckEvaluator(
             ready, job.watch, world.bcast(folder), params, options.collective_timeout
         )
@@ -64,10 +72,13 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
         status = ExitStatus.BUDGET_SPENT
         if outcomes is not None:
             _print_outcomes(outcomes.list_compared())
-            weights_test = evaluator.test_weights()
-            script = ready.problem.file.script
-            findings = inspect_outcomes(outcomes, weights_test, script, evaluator.file_snapshots)
-            status = print_findings(findings)
+            outcomes = replace(
+                outcomes,
+                weights_test=evaluator.test_weights(),
+                script=ready.problem.file.script,
+                files=evaluator.file_snapshots,
+            )
+            status = print_findings(inspect_outcomes(outcomes))
         return int(world.bcast(status))
 
 
@@ -89,16 +100,21 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective.
 
     An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be
-    compared.
-
-    Returns the outcomes on the first rank, and None on other ranks.
+    compared. Return the outcomes on the first rank, and None on other ranks.
     """
     world = job.world
     again = None
     resumed = None
     alone = None
     with evaluator.form_worker(world.copy()) as group:
-        whole = _evaluate_with_comparison(evaluator, group)
+        # torch compares the collectives of the ranks before each one begins. If all ranks have
+        # called the same collective, but the comparison rejects it, repeat without the comparison.
+        # If the user has set TORCH_DISTRIBUTED_DEBUG, torch compares only if its value is DETAIL.
+        group.compares_collectives = _DEBUG_VARIABLE not in os.environ
+        whole = evaluator.evaluate(group, keeps_weights=True)
+        group.compares_collectives = False
+        if world.bcast(whole is not None and whole.is_false_alarm):
+            whole = evaluator.evaluate(group, keeps_weights=True)
         if world.bcast(whole is not None and not whole.failure) and not is_stopping(job):
             again = evaluator.evaluate(group)
             if world.bcast(
@@ -114,21 +130,6 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     return None if whole is None else CheckOutcomes(whole, again, resumed, alone)
 
 
-def _evaluate_with_comparison(evaluator: CheckEvaluator, group: RankGroup) -> CheckOutcome | None:
-    """Evaluate while torch compares the collectives of the ranks before each one begins.
-
-    If all ranks have called the same collective, but the comparison rejects it, repeat without the
-    comparison. If the user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its
-    value is DETAIL.
-    """
-    group.compares_collectives = _DEBUG_VARIABLE not in os.environ
-    outcome = evaluator.evaluate(group, keeps_weights=True)
-    group.compares_collectives = False
-    if group.comm.bcast(outcome is not None and outcome.is_false_alarm):
-        outcome = evaluator.evaluate(group, keeps_weights=True)
-    return outcome
-
-
 def report_stop(job: Job) -> int:
     """Print on the first rank why the job stops, and return the exit status."""
     if job.is_first and job.watch.active_stop:
@@ -139,22 +140,6 @@ def report_stop(job: Job) -> int:
 def is_stopping(job: Job) -> bool:
     """Return whether the first rank has a reason to stop the job. Collective: call on all ranks."""
     return bool(job.world.bcast(job.watch.active_stop is not None))
-
-
-def _print_headline(ready: RankState, params: Mapping[str, Value], ranks: int) -> None:
-    """Print which evaluation is checked, and on how many ranks."""
-    program = Program.from_problem(ready.problem)
-    if program is None:
-        description = f"{ready.problem.file.path}: {format_named_values(params)}"
-    else:
-        known = {name: f"{{{name}}}" for name in ("trial", "folder", "seed")}
-        description = shlex.join(program.make_command(params, known, continues=False))
-    print(make_printable(description))
-    also = ", and once on 1 rank" if ranks > 1 else ""
-    print(
-        f"twice on {format_count(ranks, 'rank')}{also}; at most {MAX_LOSSES} losses each\n",
-        flush=True,
-    )
 
 
 def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
@@ -173,7 +158,13 @@ def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
     columns += [
         ("steps", [_format_steps(outcome) for outcome in outcomes]),
         ("seconds", [format_tenths(outcome.traces[0].seconds) for outcome in outcomes]),
-        ("MiB per rank", [_format_memory(outcome) for outcome in outcomes]),
+        (
+            "MiB per rank",
+            [
+                " ".join(f"{trace.memory / _MEBIBYTE:.0f}" for trace in outcome.traces)
+                for outcome in outcomes
+            ],
+        ),
     ]
     table = make_table(columns)
     table.columns[0].justify = "left"
@@ -190,7 +181,3 @@ def _format_steps(outcome: CheckOutcome) -> str:
     if not steps:
         return str(outcome.traces[0].steps)
     return str(steps[0]) if len(set(steps)) == 1 else " ".join(map(str, steps))
-
-
-def _format_memory(outcome: CheckOutcome) -> str:
-    return " ".join(f"{trace.memory / _MEBIBYTE:.0f}" for trace in outcome.traces)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
+from hpo.check.check_evaluator import CheckEvaluator
 from hpo.check.cluster_report import (
     ClockOffset,
     ClusterFacts,
@@ -68,8 +66,13 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
             anything is measured.
     """
     with ExitStack() as leftovers:
+
+        def stop_late() -> int:
+            leftovers.close()  # Temporary files must not stay when the job is ended.
+            return ExitStatus.INTERRUPTED
+
         if job.is_first:
-            job.watch.set_stop_callbacks(lambda: None, partial(_stop_late, leftovers))
+            job.watch.set_stop_callbacks(lambda: None, stop_late)
         with prepare_rank(options, layout, job) as ready:
             job.watch.join_worker(job.world, 0, options.collective_timeout)
             facts = _collect_facts(options, layout, job, ready, leftovers)
@@ -82,18 +85,19 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
             return int(job.world.bcast(status))
 
 
-def _stop_late(leftovers: ExitStack) -> int:
-    """Remove temporary files before the job is ended, and return the exit status."""
-    leftovers.close()
-    return ExitStatus.INTERRUPTED
-
-
 def _collect_facts(
     options: Options, layout: Layout, job: Job, ready: RankState, leftovers: ExitStack
 ) -> ClusterFacts | None:
     """Return all facts on the first rank, unless the job is stopping. Collective."""
     world = job.world
-    ranks = world.allgather(_collect_rank_facts(ready))
+    own = RankFacts(
+        **vars(ready.host.place),
+        cores=tuple(list_usable_cores()),
+        host_cores=os.cpu_count() or 1,
+        threads_per_core=count_threads_per_core(),
+        container=identify_container(),
+    )
+    ranks: list[RankFacts] = world.allgather(own)
     hosts = [rank.host for rank in ranks]
     is_head = hosts.index(hosts[world.rank]) == world.rank
     split = world.split(int(is_head), world.rank)
@@ -107,8 +111,12 @@ def _collect_facts(
     # Otherwise the first trainer would wait until its template has imported the compiler.
     ready.slot.provide_trainer({})
     world.barrier()
+    # The process groups of all workers are measured at the same time.
     patience = options.collective_timeout
-    speeds = _measure_workers(job, ready, layout, patience)
+    worker = layout.find_worker(world.rank)
+    own_group = world.split(worker, world.rank)
+    measured = world.allgather(_measure_group(own_group, job, ready, patience, worker))
+    speeds: list[GroupSpeed] = [speed for speed in measured if speed is not None]
     # If a worker that spans hosts has failed, the next group would probably fail as late.
     is_network_known = any(
         speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds
@@ -135,18 +143,6 @@ def _collect_facts(
     )
 
 
-def _collect_rank_facts(ready: RankState) -> RankFacts:
-    return RankFacts(
-        host=ready.host.number,
-        host_name=socket.gethostname(),
-        cores=tuple(list_usable_cores()),
-        host_cores=os.cpu_count() or 1,
-        threads_per_core=count_threads_per_core(),
-        container=identify_container(),
-        gpus=ready.host.gpus,
-    )
-
-
 def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
     """Return the clock offset of each host; complete only on the first rank.
 
@@ -154,33 +150,24 @@ def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
     Half of this round trip is the maximum error (Cristian, "Probabilistic clock synchronization",
     Distributed Computing 3, 1989).
 
-    Collective: call on all ranks of `heads`.
-
-    Args:
-        heads: Communicator of one rank of each host.
+    Collective: call on all ranks of `heads`, which has one rank of each host.
     """
     offsets = [ClockOffset(0.0, 0.0)]
     for peer in range(1, heads.size):
-        if heads.rank == 0:
-            offsets.append(
-                min(
-                    (_measure_clock_offset(heads, peer) for _ in range(_CLOCK_ROUNDS)),
-                    key=lambda offset: offset.error,
-                )
-            )
-        elif heads.rank == peer:
-            for _ in range(_CLOCK_ROUNDS):
+        measured = []
+        for _ in range(_CLOCK_ROUNDS):
+            if heads.rank == 0:
+                sent = time.time()
+                heads.send(None, dest=peer)
+                theirs: float = heads.recv(source=peer)
+                received = time.time()
+                measured.append(ClockOffset(theirs - (sent + received) / 2, (received - sent) / 2))
+            elif heads.rank == peer:
                 heads.recv(source=0)
                 heads.send(time.time(), dest=0)
+        if heads.rank == 0:
+            offsets.append(min(measured, key=lambda offset: offset.error))
     return offsets
-
-
-def _measure_clock_offset(heads: SleepingComm, peer: int) -> ClockOffset:
-    sent = time.time()
-    heads.send(None, dest=peer)
-    theirs: float = heads.recv(source=peer)
-    received = time.time()
-    return ClockOffset(theirs - (sent + received) / 2, (received - sent) / 2)
 
 
 def _test_folder(
@@ -196,11 +183,9 @@ def _test_folder(
     if test is not None:
         leftovers.callback(test.close)
     path = job.world.bcast(test.folder if test is not None else None)
-    views = (
-        _compare_views(heads, path, lambda: job.watch.active_stop is not None)
-        if heads is not None
-        else []
-    )
+    views = []
+    if heads is not None:
+        views = _compare_views(heads, path, lambda: job.watch.active_stop is not None)
     if test is None:
         return None, views
     test.close()
@@ -222,9 +207,11 @@ class FolderTest:
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".hpo-check-", dir=existing)
             self.folder = Path(self._resources.enter_context(temporary))
-            seconds = statistics.median(
-                _time_durable_write(self.folder / "written") for _ in range(_WRITES)
-            )
+            seconds = []
+            for _ in range(_WRITES):
+                began = time.perf_counter()
+                write_atomically(self.folder / "written", b"durable")
+                seconds.append(time.perf_counter() - began)
             lock = self._resources.enter_context((self.folder / _LOCK).open("w"))
             has_locks = try_system_lock(lock) is True
             free = shutil.disk_usage(existing).free
@@ -232,9 +219,9 @@ class FolderTest:
             self.close()
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"--run-dir {run_dir}: {existing} cannot be used: {reason}") from error
-        self.facts = FolderFacts(
-            existing, find_file_system(existing.resolve()), free, has_locks, seconds
-        )
+        file_system = find_file_system(existing.resolve())
+        write_seconds = statistics.median(seconds)
+        self.facts = FolderFacts(existing, file_system, free, has_locks, write_seconds)
 
     def close(self) -> None:
         """Remove the temporary folder."""
@@ -247,10 +234,8 @@ def _compare_views(
 ) -> list[FolderView]:
     """Return how each host sees the folder of a `FolderTest`. Collective over `heads`.
 
-    Args:
-        heads: Communicator of one rank of each host. Its first rank has made the folder.
-        should_stop: Returns whether the check must end soon. It then waits no longer for other
-            hosts.
+    The first rank of `heads` has made the folder. If `should_stop()` is true, the check waits no
+    longer for other hosts.
     """
 
     def wait_for(done: Callable[[], bool]) -> float | None:
@@ -259,6 +244,7 @@ def _compare_views(
         return time.monotonic() - began if done() else None
 
     note = folder / _NOTE
+    files = [folder / f"host-{host}" for host in range(heads.size)]
     if heads.rank == 0:
         note.write_text("first")
     heads.barrier()
@@ -268,7 +254,7 @@ def _compare_views(
             wait_for(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK)
         )
         try:
-            _make_host_path(folder, heads.rank).touch()
+            files[heads.rank].touch()
         except OSError as error:
             own = replace(own, write_error=error.strerror or str(error))
     heads.barrier()
@@ -281,7 +267,6 @@ def _compare_views(
     if heads.rank == 0 and all(
         view.seconds_to_see is not None and not view.write_error for view in views
     ):
-        files = [_make_host_path(folder, host) for host in range(heads.size)]
         wait_for(lambda: set(files[1:]) <= set(folder.iterdir()))
         seen = {files[0], *folder.iterdir()}
         views = [
@@ -290,15 +275,15 @@ def _compare_views(
     return views
 
 
-def _make_host_path(folder: Path, host: int) -> Path:
-    return folder / f"host-{host}"
-
-
 def find_file_system(path: Path) -> str:
     """Return the type of a path's file system, such as nfs4; an empty text if unknown."""
     with suppress(OSError, ValueError):  # Only Linux has /proc.
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-        mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]
+        # A space in a path is written as \040.
+        mounts = [
+            (Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[1])), words[2])
+            for words in lines
+        ]
         # The last of several mounts at one place hides the others.
         above = (
             (len(place.parts), index, kind)
@@ -307,17 +292,6 @@ def find_file_system(path: Path) -> str:
         )
         return max(above)[2]
     return ""
-
-
-def _unescape(text: str) -> str:
-    r"""Return a path from /proc/mounts, in which a space is ``\040``."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-def _time_durable_write(path: Path) -> float:
-    began = time.perf_counter()
-    write_atomically(path, b"durable")
-    return time.perf_counter() - began
 
 
 def _read(path: Path) -> str:
@@ -330,18 +304,6 @@ def _is_locked(path: Path) -> bool:
     with suppress(OSError), path.open() as file:
         return try_system_lock(file, shared=True) is False
     return False
-
-
-def _measure_workers(
-    job: Job, ready: RankState, layout: Layout, patience: float
-) -> list[GroupSpeed]:
-    """Measure the process groups of all workers at the same time. Collective."""
-    world = job.world
-    worker = layout.find_worker(world.rank)
-    speeds = world.allgather(
-        _measure_group(world.split(worker, world.rank), job, ready, patience, worker)
-    )
-    return [speed for speed in speeds if speed is not None]
 
 
 def _measure_group(
@@ -362,19 +324,16 @@ def _measure_group(
         ranks = tuple(comm.allgather(job.world.rank))
         began = clock.now()
         outcome = evaluator.evaluate(group)
-        return None if outcome is None else _make_speed(ranks, outcome, clock.now() - began)
-
-
-def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -> GroupSpeed:
+        seconds = clock.now() - began
+    if outcome is None:
+        return None
     metrics = outcome.evaluation.metrics
-    if outcome.failure or not metrics:  # Without a failure, the job is stopping.
-        failure = outcome.failure or "stopped"
+    if not outcome.failure and metrics:
+        connect = seconds - metrics["seconds"]
+        return GroupSpeed(ranks, "", connect, metrics["latency"], metrics["bandwidth"])
+    failure = outcome.failure or "stopped"  # Without a failure, the job is stopping.
+    if failure.startswith(TIMEOUT_PREFIX) and "--evaluation-timeout" in failure:
         # gloo has no limit for a connection if nothing answers, so the supervisor has ended the
         # trainers.
-        is_late = failure.startswith(TIMEOUT_PREFIX) and "--evaluation-timeout" in failure
-        return GroupSpeed(
-            ranks, f"it was not measured within {seconds:.0f} s" if is_late else failure
-        )
-    return GroupSpeed(
-        ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"]
-    )
+        failure = f"it was not measured within {seconds:.0f} s"
+    return GroupSpeed(ranks, failure)

@@ -34,7 +34,7 @@ def make_rank(host: int, core: int, **changes: Any) -> RankFacts:
     rank = RankFacts(
         host,
         f"n{host}",
-        (core,),
+        cores=(core,),
         host_cores=2,
         threads_per_core=1,
         container=f"n{host}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def make_outcome(ranks: int, *losses: float, failure: str = "", **changes: Any) 
 
 def judge(outcomes: CheckOutcomes) -> list[str]:
     """Return the findings that are not "ok"."""
-    found = inspect_outcomes(outcomes, WeightsTest(has_test=True), None, [])
+    found = inspect_outcomes(replace(outcomes, weights_test=WeightsTest(has_test=True)))
     return [f"{finding.level}: {finding.text}" for finding in found if finding.level != "ok"]
 
 
