@@ -215,7 +215,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
 def _run_on_rank(
     job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]
 ) -> int:
-    from hpo.ranks.hosts import sort_by_host, split_by_host, unlink_shared_memory
+    from hpo.ranks.communicator import sort_by_host, split_by_host, unlink_shared_memory
 
     host = split_by_host(job.world)
     unlink_shared_memory(host)  # After this, a job that is killed leaves no files.

@@ -10,12 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
+from hpo.layout import order_ranks
 from hpo.process import clock
 
 # Seconds. Sleeps are short enough to be unnoticed, and long enough that a wait costs about 1% of a
@@ -54,12 +58,7 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 
 
 def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
-    """Sleep before the next check of a condition, for a tenth of the time waited so far.
-
-    Args:
-        waited: Seconds of waiting so far.
-        longest: Maximum seconds to sleep.
-    """
+    """Sleep before the next check of a condition, for a tenth of the seconds `waited` so far."""
     time.sleep(min(max(_MIN_SLEEP, _SLEEP_RATIO * waited), longest))
 
 
@@ -102,9 +101,10 @@ class SleepingComm(MPI.Intracomm):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of rank `root` on all ranks."""
-        block, rest = (
-            _pack_object(obj) if self.rank == root else (bytearray(_BLOCK_BYTES), bytearray())
-        )
+        block = bytearray(_BLOCK_BYTES)
+        rest = bytearray()
+        if self.rank == root:
+            block, rest = _pack_object(obj)
         self._wait_for_request(self.Ibcast(block, root=root))
         if length := _compute_rest_length(block):
             rest = rest or bytearray(length)
@@ -130,15 +130,16 @@ class SleepingComm(MPI.Intracomm):
         status: Any = None,
     ) -> Any:
         """Wait for an object from rank `source` with tag `tag`, and return it."""
-        found: list[MPI.Message] = []
+        message: MPI.Message | None = None
 
         def has_arrived() -> bool:
+            nonlocal message
             message = self.improbe(source, tag, status)
-            found.extend([message] if message is not None else [])
-            return bool(found)
+            return message is not None
 
         self._wait_until(has_arrived)
-        return found[0].recv()
+        assert message is not None
+        return message.recv()
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object without waiting for the receiver.
@@ -162,14 +163,15 @@ class SleepingComm(MPI.Intracomm):
         "Scalable communication protocols for dynamic sparse data exchange". Sends are synchronous,
         and a rank enters a barrier when the messages that it has sent have arrived.
         """
-        barrier: list[MPI.Request] = []
+        barrier: MPI.Request | None = None
 
         def is_silent() -> bool:
+            nonlocal barrier
             while self.iprobe():
                 self.recv()
-            if not barrier and all(request.Test() for request in self._get_pending()):
-                barrier.append(self.Ibarrier())
-            return bool(barrier) and barrier[0].Test()
+            if barrier is None and all(request.Test() for request in self._get_pending()):
+                barrier = self.Ibarrier()
+            return barrier is not None and barrier.Test()
 
         sleep_until(is_silent)
         self._unreceived = []
@@ -188,11 +190,7 @@ class SleepingComm(MPI.Intracomm):
 
 
 class Gathering:
-    """A non-blocking gather of one object per rank, which has begun.
-
-    Args:
-        obj: Object of this rank.
-    """
+    """A non-blocking gather of one object per rank, which has begun."""
 
     def __init__(self, comm: SleepingComm, obj: Any) -> None:
         self._comm = comm
@@ -230,16 +228,12 @@ def _pack_object(obj: Any) -> tuple[bytearray, bytearray]:
 
 def _compute_rest_length(block: bytearray) -> int:
     """Return the length in bytes of the rest of an object; 0 if the object fits into its block."""
-    return max(0, _read_length(block) - _PAYLOAD_BYTES)
+    return max(0, int.from_bytes(block[:_LENGTH_BYTES], "little") - _PAYLOAD_BYTES)
 
 
 def _unpack_object(block: bytearray, rest: bytearray) -> Any:
-    """Return the object that `_pack_object` has packed."""
-    return pickle.loads((block[_LENGTH_BYTES:] + rest)[: _read_length(block)])
-
-
-def _read_length(block: bytearray) -> int:
-    return int.from_bytes(block[:_LENGTH_BYTES], "little")
+    """Return the object that `_pack_object` has packed; a pickle ignores the bytes after it."""
+    return pickle.loads(block[_LENGTH_BYTES:] + rest)
 
 
 def get_world() -> SleepingComm:
@@ -264,3 +258,34 @@ def allows_threads() -> bool:
     mpi4py requests this, but some MPI libraries do not support it.
     """
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def split_by_host(comm: SleepingComm) -> SleepingComm:
+    """Return a communicator of the ranks on this host. Collective: call on all ranks of `comm`."""
+    comm.barrier()  # MPI's call uses a full core while it waits.
+    return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int) -> SleepingComm:
+    """Reorder the ranks of `world`, so that as few workers as possible span hosts.
+
+    Consecutive ranks form a worker. Rank 0 stays rank 0. Collective: call on all ranks of `world`.
+    """
+    order = order_ranks(world.allgather(host.bcast(world.rank)), ranks_per_worker)
+    return world if order == sorted(order) else world.split(0, order.index(world.rank))
+
+
+def unlink_shared_memory(host: SleepingComm) -> None:
+    """Unlink the file through which MPICH's ranks on a host share memory.
+
+    All ranks must have opened it. MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it
+    would stay until the host reboots (1 MB per rank). UCX, which MPICH uses to communicate, unlinks
+    its own files at its start, so they never stay.
+    """
+    if host.rank == 0:
+        with suppress(OSError):  # Only Linux has /proc.
+            mapped = re.findall(
+                r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE
+            )
+            for path in set(mapped):
+                Path(path).unlink(missing_ok=True)

@@ -41,8 +41,6 @@ _SECONDS_TO_ABORT = 5.0
 _SECONDS_BETWEEN_PINGS = 1.0
 _PING_KIND = "alive"
 
-ControlMessage = tuple[Any, ...]
-
 
 @dataclass(frozen=True)
 class Peers:
@@ -67,8 +65,7 @@ class WatchedEvaluation:
     Args:
         number: Number of the evaluation among those of the worker, the same on all its ranks.
         event: File descriptor of an eventfd (a counter of Linux that wakes a waiting thread).
-        send: Queues a control message: called with the receiver's index in the job, and the items
-            of the message.
+        send: Queues a control message for the rank with an index in the job.
 
     Attributes:
         cause: Why the evaluation was cancelled; None if it was not.
@@ -173,9 +170,6 @@ class RankWatch:
 
     Collective: enter and leave it on all ranks.
 
-    Args:
-        world: Communicator of all ranks.
-
     Raises:
         CollectiveUsageError: This MPI library does not let several threads communicate.
     """
@@ -201,7 +195,7 @@ class RankWatch:
         # Messages about an evaluation that a peer has begun before this rank, with its number.
         self._early_messages: list[tuple[int, str, Any]] = []
         self._evaluation_lock = threading.Lock()
-        self._wakeup = _WakeupPipe(_STOP_SIGNALS)
+        self._wakeup = _WakeupPipe()
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -229,18 +223,14 @@ class RankWatch:
     # Called by the main thread
 
     def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
-        """Set the worker to which this rank belongs. Collective: call on all ranks of the worker.
-
-        Args:
-            worker: Communicator of the ranks of the worker.
-            patience: Maximum seconds for which a rank waits for its peers.
-        """
-        self.control_channel.set_worker_name(worker.rank, index)
-        names = dict(worker.allgather((self.control_channel.rank, self.control_channel.name)))
+        """Set the worker of this rank. Collective: call on all ranks of the worker."""
+        channel = self.control_channel
+        channel.name = f"rank {worker.rank} of worker {index} on {socket.gethostname()}"
+        names = dict(worker.allgather((channel.rank, channel.name)))
         leader = next(iter(names))
-        others = [rank for rank in names if rank != self.control_channel.rank]
+        others = [rank for rank in names if rank != channel.rank]
         other_names = ", ".join(names[rank] for rank in others)
-        self._peers = Peers(leader, others, self.control_channel.name, other_names, patience)
+        self._peers = Peers(leader, others, channel.name, other_names, patience)
         self._evaluation_count = max(worker.allgather(self._evaluation_count))
 
     def set_stop_callbacks(
@@ -248,10 +238,7 @@ class RankWatch:
     ) -> None:
         """Set callbacks for a stop of the run, on the first rank.
 
-        Args:
-            on_stop: Called when the run begins to stop.
-            summarize_late: Writes the summary if the stop takes too long, and returns the exit
-                status.
+        If it takes too long, `summarize_late` writes the summary, and returns the exit status.
         """
         self._on_stop = on_stop
         self._summarize_late = summarize_late
@@ -314,7 +301,10 @@ class RankWatch:
         receives first.
         """
         if self.control_channel.rank != 0:
-            self._send_promptly(0, "die", message, status)
+            if self.is_own_thread:  # It may exchange no more messages.
+                self.control_channel.send_now(0, "die", message, status)
+            else:
+                self._queue_message(0, "die", message, status)
             time.sleep(_SECONDS_TO_ABORT)
         self._abort_now(message, status)
 
@@ -340,18 +330,16 @@ class RankWatch:
 
     def _on_message(self, kind: str, *rest: Any) -> None:
         if kind in ("cancel", "news"):
-            self._on_evaluation_message(kind, *rest)
+            number, content = rest
+            with self._evaluation_lock:
+                if self._evaluation and self._evaluation.number == number:
+                    self._evaluation.receive(kind, content)
+                elif number > self._evaluation_count:
+                    self._early_messages.append((number, kind, content))
         elif kind == "stop":
             self.stop_run(*rest)
         elif kind == "die":
             self._abort_now(*rest)
-
-    def _on_evaluation_message(self, kind: str, number: int, content: Any) -> None:
-        with self._evaluation_lock:
-            if self._evaluation and self._evaluation.number == number:
-                self._evaluation.receive(kind, content)
-            elif number > self._evaluation_count:
-                self._early_messages.append((number, kind, content))
 
     def _check_clock(self) -> None:
         clock.now()  # The clock must be read often.
@@ -360,8 +348,18 @@ class RankWatch:
         for reason, end in self._deadlines.items():
             if time.monotonic() > end:
                 self.stop_run(StopRequest(reason))
-        if self.active_stop and self._run_stop.measure_seconds() > _SECONDS_TO_STOP:
-            self._abort_late_stop(self.active_stop)
+        seconds = self._run_stop.measure_seconds()
+        if (stop := self.active_stop) and seconds > _SECONDS_TO_STOP:
+            # The first rank writes the summary, and then ends the job. Another rank ends the job
+            # only if the summary takes too long.
+            status = stop.status or ExitStatus.UNFINISHED  # The run may have more to do.
+            if self.control_channel.rank == 0:
+                with suppress(Exception):
+                    status = self._summarize_late() if self._summarize_late else status
+                late = f"stopped ({stop.reason}), although some ranks did not stop in time"
+                self._abort_now(late, status)
+            if seconds > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
+                self._abort_now(f"stopped ({stop.reason})", status)
         patience = self._peers.patience if self._peers else math.inf
         silence = self.control_channel.measure_silence()
         if silence > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
@@ -371,36 +369,11 @@ class RankWatch:
                 "stopped"
             )
 
-    def _abort_late_stop(self, stop: StopRequest) -> None:
-        """End the job because some ranks have not stopped in time.
-
-        The first rank writes the summary, and then ends the job. Another rank ends the job only if
-        the summary takes too long.
-        """
-        status = stop.status or ExitStatus.UNFINISHED  # The run may have more to do.
-        text = f"stopped ({stop.reason})"
-        if self.control_channel.rank == 0:
-            with suppress(Exception):
-                status = self._summarize_late() if self._summarize_late else status
-            self._abort_now(f"{text}, although some ranks did not stop in time", status)
-        if self._run_stop.measure_seconds() > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
-            self._abort_now(text, status)
-
     # Called by both threads
 
     def _queue_message(self, rank: int, *message: Any) -> None:
         self.control_channel.send(rank, *message)
         self._wakeup.wake()
-
-    def _send_promptly(self, rank: int, *message: Any) -> None:
-        """Send a message at once if this thread is the watch's, which may exchange no more.
-
-        Otherwise, queue the message for the next exchange.
-        """
-        if self.is_own_thread:
-            self.control_channel.send_now(rank, *message)
-        else:
-            self._queue_message(rank, *message)
 
     def _abort_now(self, message: str, status: int) -> None:
         if not self._abort_lock.acquire(blocking=False):
@@ -415,12 +388,11 @@ class RankWatch:
 class _WakeupPipe:
     """A pipe by which signals and other threads wake a thread, even while the main thread is busy.
 
-    It receives signals inside `with`, instead of their usual handlers, and wakes the thread that
-    calls `wait`. The main thread must enter the `with`.
+    It receives the signals that stop a run inside `with`, instead of their usual handlers, and
+    wakes the thread that calls `wait`. The main thread must enter the `with`.
     """
 
-    def __init__(self, signals: Sequence[signal.Signals]) -> None:
-        self._signals = signals
+    def __init__(self) -> None:
         self._previous_handlers: dict[int, Any] = {}
         self._write_end, self._read_end = socket.socketpair()
         self._write_end.setblocking(False)
@@ -428,7 +400,7 @@ class _WakeupPipe:
 
     def __enter__(self) -> _WakeupPipe:
         self._previous_handlers = {
-            number: signal.signal(number, lambda *_: None) for number in self._signals
+            number: signal.signal(number, lambda *_: None) for number in _STOP_SIGNALS
         }
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         return self
@@ -442,7 +414,7 @@ class _WakeupPipe:
         """Wait at most `seconds` for a signal or for `wake`; return the numbers of new signals."""
         select.select([self._read_end], [], [], seconds)
         with suppress(BlockingIOError):
-            return [number for number in self._read_end.recv(4096) if number in self._signals]
+            return [number for number in self._read_end.recv(4096) if number in _STOP_SIGNALS]
         return []
 
     def wake(self) -> None:
@@ -466,17 +438,14 @@ class ControlChannel:
     def __init__(self, world: SleepingComm) -> None:
         self.rank: int = world.rank
         self.size: int = world.size
-        self._host = socket.gethostname()
-        self.name = f"rank {world.rank} of the job on {self._host}"
+        self.name = f"rank {world.rank} of the job on {socket.gethostname()}"
         self.previous_name = f"rank {(world.rank - 1) % world.size} of the job"
         self._world = world
         self._comm = world.copy()
-        self._outbox: queue.SimpleQueue[tuple[int, ControlMessage]] = queue.SimpleQueue()
-        self._pinged_at = self._exchanged_at = self._received_at = clock.now()
-
-    def set_worker_name(self, rank: int, worker: int) -> None:
-        """Set the name of this rank, which has the index `rank` in its worker."""
-        self.name = f"rank {rank} of worker {worker} on {self._host}"
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._pinged_at = clock.now()
+        self._exchanged_at = self._pinged_at
+        self._received_at = self._pinged_at
 
     def send(self, rank: int, *message: Any) -> None:
         """Queue a message for the next exchange; any thread may call this."""
@@ -490,9 +459,17 @@ class ControlChannel:
         with suppress(Exception):
             self._comm.send(message, dest=rank)
 
-    def exchange_messages(self) -> Iterator[ControlMessage]:
+    def exchange_messages(self) -> Iterator[tuple[Any, ...]]:
         """Send the queued messages, and yield the messages that have arrived."""
-        self._send_ping()
+        now = clock.now()
+        if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
+            # This rank was stopped, perhaps with the whole job, or was connecting, and received no
+            # heartbeats.
+            self._received_at = now
+        self._exchanged_at = now
+        if now > self._pinged_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
+            self._pinged_at = now
+            self._comm.send((_PING_KIND, self.name), dest=(self.rank + 1) % self.size)
         while not self._outbox.empty():
             rank, message = self._outbox.get()
             self._comm.send(message, dest=rank)
@@ -521,14 +498,3 @@ class ControlChannel:
         only the ranks of this host.
         """
         self._world.Abort(status)
-
-    def _send_ping(self) -> None:
-        now = clock.now()
-        if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
-            # This rank was stopped, perhaps with the whole job, or was connecting, and received no
-            # heartbeats.
-            self._received_at = now
-        self._exchanged_at = now
-        if now > self._pinged_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
-            self._pinged_at = now
-            self._comm.send((_PING_KIND, self.name), dest=(self.rank + 1) % self.size)

@@ -14,7 +14,7 @@ from hpo.layout import Layout, list_usable_cores
 from hpo.options import Options
 from hpo.problem import Problem, RemoteConstraints
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.hosts import split_by_host
+from hpo.ranks.communicator import split_by_host
 from hpo.ranks.job import Job, run_on_all
 
 if TYPE_CHECKING:
