@@ -66,11 +66,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
-        """Send a message.
-
-        Args:
-            descriptors: File descriptors to send with it, at most 8.
-            **content: Items of the message; JSON values.
+        """Send a message of JSON values, with at most 8 file descriptors.
 
         Raises:
             ChannelClosed: The other end is closed, or has not read for 10 seconds.
@@ -95,10 +91,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message, or None if no complete message arrives in time.
-
-        Args:
-            timeout: Maximum seconds to wait; None for no limit.
+        """Return the next message, or None if no complete message arrives in `timeout` seconds.
 
         Raises:
             ChannelClosed: The other end is closed, or has sent invalid data.

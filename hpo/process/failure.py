@@ -12,14 +12,10 @@ from hpo.process.user_frames import remove_program_frames
 from hpo.text_format import cut_text, escape_unencodable, format_error, make_printable
 
 # Variables of torchrun that scripts read. They are set for an objective, and not for `test`.
-_TORCHRUN_VARIABLES = [
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-]
+_TORCHRUN_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
 _DEVICE_HINT = "worker.device is where this rank computes: use .to(worker.device)"
 _HINTS = {
     "is not initialized in the world group": (
@@ -40,7 +36,8 @@ _HINTS = {
 
 def format_with_hint(error: BaseException) -> str:
     """Return an exception's message, followed by the hint of `find_hint`."""
-    text, hint = format_error(error), find_hint(error)
+    text = format_error(error)
+    hint = find_hint(error)
     return f"{cut_text(text, 90)} ({hint})" if hint else text
 
 

@@ -23,19 +23,12 @@ _TASK_VARIABLES = (
 
 # Variables of SLURM come last: a job script has them too, and mpirun in it sets the others.
 _RANK_VARIABLES = (
-    "PMI_RANK",
-    "PMIX_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "PALS_RANKID",
-    "SLURM_PROCID",
+    *("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
+    *("PALS_RANKID", "SLURM_PROCID"),
 )
 _LOCAL_RANK_VARIABLES = (
-    "MPI_LOCALRANKID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
+    *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    *("PALS_LOCAL_RANKID", "SLURM_LOCALID"),
 )
 
 _TEMPLATE_CODE = (
@@ -93,12 +86,13 @@ def describe_launcher(environment: Mapping[str, str]) -> str:
     """Return the launcher that has started this rank, as far as its variables show it."""
     names = environment.keys()
     has_pmi = "PMI_RANK" in names or "PMIX_RANK" in names
-    if names & {
+    of_mpirun = {
         "HYDI_CONTROL_FD",
         "OMPI_COMM_WORLD_SIZE",
         "MPI_LOCALRANKID",
         "MV2_COMM_WORLD_RANK",
-    }:
+    }
+    if names & of_mpirun:
         return "mpirun"
     if "PALS_RANKID" in names:
         return "PALS"

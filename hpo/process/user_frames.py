@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Generator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -53,23 +53,19 @@ class UserFrames:
         If there is none, return the innermost line of a library. If the stack is empty or has only
         frames of this program, return an empty string. The outermost of the `frames` is first.
         """
-        for name in (self._name_user_file, _name_library_file):
+        for name in (partial(_name_user_file, self._folder), _name_library_file):
             for frame in reversed(frames):
                 if path := name(frame.filename):
                     return f"{path}:{frame.lineno}"
         return ""
 
-    def _name_user_file(self, filename: str) -> str:
-        return _name_user_file(filename, self._folder)
-
 
 @cache  # Each report of an objective has a position.
-def _name_user_file(filename: str, folder: Path) -> str:
+def _name_user_file(folder: Path, filename: str) -> str:
     """Return a file's path relative to the user's folder; empty if it is not the user's."""
     path = Path(filename)
-    if path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
-        return ""
-    if not path.is_relative_to(folder):
+    is_other = path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY)
+    if is_other or not path.is_relative_to(folder):
         return ""
     relative = path.relative_to(folder)
     return "" if any(part in _LIBRARY_FOLDERS for part in relative.parts) else str(relative)
