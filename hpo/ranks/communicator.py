@@ -12,7 +12,7 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,18 +73,18 @@ class SleepingComm(MPI.Intracomm):
             TimeoutError.
     """
 
-    _unreceived: list[MPI.Request]
+    _unreceived: Sequence[MPI.Request] = ()
     _max_pending = _MIN_PENDING
     patience = math.inf
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        self._wait_for_request(self.Ibarrier())
+        self._wait_until(self.Ibarrier().Test)
 
     def copy(self) -> SleepingComm:
         """Return a separate communicator of the same ranks. Collective: call on all ranks."""
         comm, request = self.Idup()
-        self._wait_for_request(request)
+        self._wait_until(request.Test)
         return SleepingComm(comm)
 
     def split(self, color: int, key: int) -> SleepingComm:
@@ -105,10 +105,10 @@ class SleepingComm(MPI.Intracomm):
         rest = bytearray()
         if self.rank == root:
             block, rest = _pack_object(obj)
-        self._wait_for_request(self.Ibcast(block, root=root))
+        self._wait_until(self.Ibcast(block, root=root).Test)
         if length := _compute_rest_length(block):
             rest = rest or bytearray(length)
-            self._wait_for_request(self.Ibcast(rest, root=root))
+            self._wait_until(self.Ibcast(rest, root=root).Test)
         return obj if self.rank == root else _unpack_object(block, rest)
 
     def allgather(self, sendobj: Any) -> list[Any]:
@@ -148,7 +148,7 @@ class SleepingComm(MPI.Intracomm):
         It would never return if the receiver is this rank, or if the receiver also sends to this
         rank.
         """
-        pending = self._get_pending()
+        pending = list(self._unreceived)
         # To test all of them at each send would take quadratic time.
         if len(pending) >= self._max_pending:
             pending = [request for request in pending if not request.Test()]
@@ -169,18 +169,12 @@ class SleepingComm(MPI.Intracomm):
             nonlocal barrier
             while self.iprobe():
                 self.recv()
-            if barrier is None and all(request.Test() for request in self._get_pending()):
+            if barrier is None and all(request.Test() for request in self._unreceived):
                 barrier = self.Ibarrier()
             return barrier is not None and barrier.Test()
 
         sleep_until(is_silent)
-        self._unreceived = []
-
-    def _get_pending(self) -> list[MPI.Request]:
-        return getattr(self, "_unreceived", [])
-
-    def _wait_for_request(self, request: MPI.Request) -> None:
-        self._wait_until(request.Test)
+        self._unreceived = ()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
@@ -211,9 +205,8 @@ class Gathering:
         lengths = [_compute_rest_length(block) for block in blocks]
         rests = bytearray(sum(lengths))
         if rests:
-            self._comm._wait_for_request(
-                self._comm.Iallgatherv(self._rest, [rests, (lengths, None), MPI.BYTE])
-            )
+            received = [rests, (lengths, None), MPI.BYTE]
+            self._comm._wait_until(self._comm.Iallgatherv(self._rest, received).Test)
         ends = itertools.accumulate(lengths)
         parts = zip(blocks, lengths, ends, strict=True)
         return [_unpack_object(block, rests[end - length : end]) for block, length, end in parts]

@@ -19,7 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -57,29 +57,27 @@ class Peers:
     """Maximum seconds for which a rank waits for its peers."""
 
 
+@dataclass(eq=False)
 class WatchedEvaluation:
     """An evaluation that any thread can cancel.
 
     The main thread waits for a cancellation, or for news, as for data in a file.
-
-    Args:
-        number: Number of the evaluation among those of the worker, the same on all its ranks.
-        event: File descriptor of an eventfd (a counter of Linux that wakes a waiting thread).
-        send: Queues a control message for the rank with an index in the job.
-
-    Attributes:
-        cause: Why the evaluation was cancelled; None if it was not.
-        cancelled_at: Time of the cancellation, on the clock of `hpo.process.clock`.
     """
 
-    def __init__(self, number: int, event: int, peers: Peers, send: Callable[..., None]) -> None:
-        self.number = number
-        self.peers = peers
-        self.cause: str | None = None
-        self.cancelled_at = math.inf
-        self._send = send
-        self._news: deque[Any] = deque()
-        self._event = event
+    number: int
+    """Number of the evaluation among those of the worker, the same on all its ranks."""
+    _event: int
+    """File descriptor of an eventfd (a counter of Linux that wakes a waiting thread)."""
+    peers: Peers
+    _send: Callable[..., None]
+    """Queues a control message for the rank with an index in the job."""
+    cause: str | None = None
+    """Why the evaluation was cancelled; None if it was not."""
+    cancelled_at: float = math.inf
+    """Time of the cancellation, on the clock of `hpo.process.clock`."""
+    _news: deque[Any] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
         self.clear_event()
 
     def fileno(self) -> int:
@@ -124,19 +122,17 @@ class WatchedEvaluation:
         return new
 
 
+@dataclass
 class RunStop:
     """Whether a run stops, why, and since when.
 
     The first reason counts. Only the reason that the budget is spent can be replaced by another.
-
-    Attributes:
-        reason: Why the run stops; None while it does not stop.
     """
 
-    def __init__(self) -> None:
-        self.reason: StopRequest | None = None
-        self._began_at = math.inf
-        self._cancelled_stops: set[StopRequest] = set()
+    reason: StopRequest | None = None
+    """Why the run stops; None while it does not stop."""
+    _began_at: float = math.inf
+    _cancelled_stops: set[StopRequest] = field(default_factory=set)
 
     def begin_stop(self, stop: StopRequest) -> bool:
         """Stop the run, and return true, unless `is_final(stop)` or this stop was cancelled."""
