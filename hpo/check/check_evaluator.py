@@ -104,9 +104,6 @@ class _FirstLossCheckpointer(Checkpointer):
     rejection = ""
     _is_first = True
 
-    def __init__(self, checkpoints: CheckpointStore) -> None:
-        super().__init__(checkpoints, every=0.0)
-
     def is_copy_due(self) -> bool:
         """Return True at the first call, so that only the checkpoint of the first loss is copied.
 
@@ -207,7 +204,7 @@ class CheckEvaluator:
         send = writer.answer_durably
         study = StudyClient(send, send, self._record.objectives)
         saver = WeightsSaver(study, problem.setting_values) if keeps_weights else None
-        checkpointer = _FirstLossCheckpointer(checkpoints)
+        checkpointer = _FirstLossCheckpointer(checkpoints, every=0.0)
         leader = _ShortLeader(study, self.limits, lambda _: None, checkpointer, saver)
         evaluator = Evaluator(context, group, self.watch, leader)
         assert self.params is not None

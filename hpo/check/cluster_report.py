@@ -234,7 +234,8 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def _format_span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     return str(low) if low == high else f"{low}-{high}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo.evaluation.verdict import RUNNING_VERDICT, RankEnd, State, Verdict
@@ -76,57 +76,49 @@ class StartingPoint:
     """Seconds of training until the last of these losses."""
 
 
+@dataclass(eq=False)
 class Attempt:
-    """One attempt at an evaluation, on one rank of the worker. Only the leader's has losses.
+    """One attempt at an evaluation, on one rank of the worker. Only the leader's has losses."""
 
-    Args:
-        previous: The attempt that is repeated; None if this is the first attempt.
+    assignment: Assignment
+    start: StartingPoint = field(default_factory=StartingPoint)
+    """The checkpoint from which the objective may start; empty after the first loss."""
+    previous: InitVar[Attempt | None] = None
+    """The attempt that is repeated; None if this is the first attempt."""
+    previous_failure: str = ""
+    is_first: bool = True
+    """Whether no earlier attempt has reported a loss."""
+    earlier_seconds: float = 0.0
+    """Seconds of training before the evaluation was interrupted or paused."""
+    losses: list[float] = field(default_factory=list)
+    """All losses so far, and those before an interruption if the objective has resumed."""
+    loss: float = math.inf
+    """The lowest of `losses`; infinite before the first loss."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that were reported with `loss`."""
+    restored_count: int = 0
+    """Number of losses of the interrupted attempt."""
+    restored_seconds: float = 0.0
+    """Seconds of training until the last of the restored losses."""
+    began_at: float = field(default_factory=lambda: clock.now())
+    """Start of the attempt on `hpo.process.clock`, plus the time spent on recording its losses."""
+    verdict: Verdict = RUNNING_VERDICT
+    drafts: DraftStore | None = None
+    """Copies of checkpoints and weights; set on the leader."""
+    copied_step: int = 0
+    """Number of losses in the latest checkpoint if it is not yet in its file, otherwise 0."""
+    saves_own_checkpoints: bool = False
+    """Whether it is a program that writes its own files: it can be paused."""
+    has_read_parent: bool = False
+    """Whether the objective has read the parent checkpoint on any rank."""
 
-    Attributes:
-        start: The checkpoint from which the objective may start; empty after the first loss.
-        is_first: Whether no earlier attempt has reported a loss.
-        earlier_seconds: Seconds of training before the evaluation was interrupted or paused.
-        losses: All losses so far. They include the losses before an interruption if the objective
-            has resumed.
-        loss: The lowest of `losses`; infinite before the first loss.
-        metrics: Metrics that were reported with `loss`.
-        began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on
-            recording its losses.
-        drafts: Copies of checkpoints and weights; set on the leader.
-        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in
-            its file, otherwise 0.
-        has_read_parent: Whether the objective has read the parent checkpoint on any rank.
-    """
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        start: StartingPoint = StartingPoint(),
-        previous: Attempt | None = None,
-    ) -> None:
-        self.is_first = True
-        self.earlier_seconds = 0.0
-        self.previous_failure = ""
+    def __post_init__(self, previous: Attempt | None) -> None:
         if previous is not None:
             self.is_first = previous.is_first and not previous.has_loss
             self.earlier_seconds = 0.0 if self.is_first else previous.earlier_seconds
             self.previous_failure = previous.verdict.failure
-        self.assignment = assignment
-        self.start = start
-        self.has_read_parent = False
-        self.losses: list[float] = []
-        self.restored_count = 0  # losses of the interrupted attempt
-        self.restored_seconds = 0.0  # time of the restored losses
-        self.copied_step = 0
-        # True for programs that write their own files: they can be paused.
-        self.saves_own_checkpoints = False
-        self.drafts: DraftStore | None = None
-        self.began_at = clock.now()
-        self.verdict: Verdict = RUNNING_VERDICT
-        self.loss = math.inf
-        self.metrics: Mapping[str, float] = {}
-        if start.losses:
-            self._restore_losses(start.losses, start.seconds)
+        if self.start.losses:
+            self._restore_losses(self.start.losses, self.start.seconds)
 
     @property
     def is_test(self) -> bool:

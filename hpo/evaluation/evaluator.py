@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt, EvaluationContext, StartingPoint
@@ -40,30 +40,20 @@ class Evaluated:
     """Whether the run stops, so that the evaluation has no result."""
 
 
+@dataclass
 class Evaluator:
     """Evaluates individuals on one worker.
 
     The leader calls `evaluate` and `end`, and the other ranks `follow`.
-
-    Args:
-        leader: Decides on losses, on the first rank of the worker. None on its other ranks.
-
-    Attributes:
-        trace: The trace of the latest evaluation, if `context.is_traced`.
     """
 
-    def __init__(
-        self,
-        context: EvaluationContext,
-        group: RankGroup,
-        watch: RankWatch,
-        leader: Leader | None = None,
-    ) -> None:
-        self._context = context
-        self._group = group
-        self._watch = watch
-        self._leader = leader
-        self.trace: dict[str, Any] = {}
+    _context: EvaluationContext
+    _group: RankGroup
+    _watch: RankWatch
+    _leader: Leader | None = None
+    """Decides on losses, on the first rank of the worker. None on its other ranks."""
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """The trace of the latest evaluation, if the context is traced."""
 
     def evaluate(self, assignment: Assignment) -> Evaluated:
         """Evaluate a claimed individual on all ranks of the worker; call it on the leader."""

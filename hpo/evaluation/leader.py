@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpo.errors import ExitStatus, StopRequest
@@ -60,27 +60,17 @@ def find_target_stop(evaluations: Sequence[Evaluation], target_loss: float) -> S
     return make_target_stop(target_loss) if best is not None and best.loss <= target_loss else None
 
 
+@dataclass
 class Leader:
-    """Decides on the losses of a worker's evaluations, and records them in the study.
+    """Decides on the losses of a worker's evaluations, and records them in the study."""
 
-    Args:
-        stop: Called with a request to stop the run.
-        weights_saver: Writes the weights of the best evaluations; None if they are not kept.
-    """
-
-    def __init__(
-        self,
-        study: StudyClient,
-        limits: Limits,
-        stop: Callable[[StopRequest], None],
-        checkpointer: Checkpointer,
-        weights_saver: WeightsSaver | None = None,
-    ) -> None:
-        self.limits = limits
-        self._study = study
-        self._stop = stop
-        self._weights_saver = weights_saver
-        self._checkpointer = checkpointer
+    _study: StudyClient
+    limits: Limits
+    _stop: Callable[[StopRequest], None]
+    """Called with a request to stop the run."""
+    _checkpointer: Checkpointer
+    _weights_saver: WeightsSaver | None = None
+    """Writes the weights of the best evaluations; None if they are not kept."""
 
     # The start of an attempt
 
@@ -348,28 +338,26 @@ class Leader:
                 self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED))
 
 
+@dataclass
 class Checkpointer:
     """Copies and writes the checkpoints of the evaluations of one worker.
 
     After a loss, the trainer copies the latest checkpoint to a draft. The draft is written to the
     evaluation's checkpoint file at intervals, and when the run stops.
-
-    Args:
-        every: Seconds between writes. Infinity disables checkpoints. None limits copying and
-            writing to 1% of the training time.
-        islands: Number of islands in population based training, otherwise 0. If it is not 0, each
-            checkpoint is copied, and the final checkpoint of a completed evaluation is written.
     """
 
-    def __init__(self, checkpoints: CheckpointStore, every: float | None, islands: int = 0) -> None:
-        self._checkpoints = checkpoints
-        self._interval = every
-        self.islands = islands
-        self._seconds_to_copy = 0.0
-        self._seconds_to_write = 0.0
-        self._copied_at = -math.inf
-        self._written_at = -math.inf
-        self._warned_topics: set[str] = set()
+    _checkpoints: CheckpointStore
+    every: float | None
+    """Seconds between writes. Infinity disables checkpoints. None limits copying and writing to 1%
+    of the training time."""
+    islands: int = 0
+    """Number of islands in population based training, otherwise 0. If it is not 0, each checkpoint
+    is copied, and the final checkpoint of a completed evaluation is written."""
+    _seconds_to_copy: float = 0.0
+    _seconds_to_write: float = 0.0
+    _copied_at: float = -math.inf
+    _written_at: float = -math.inf
+    _warned_topics: set[str] = field(default_factory=set)
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
         """Restart the intervals, and return the file of an evaluation's checkpoint, if it is valid.
@@ -414,7 +402,7 @@ class Checkpointer:
     @property
     def is_enabled(self) -> bool:
         """Whether checkpoints are kept at all."""
-        return self._interval != math.inf
+        return self.every != math.inf
 
     def is_copy_due(self) -> bool:
         """Return whether the latest checkpoint of a running evaluation must be copied now."""
@@ -477,7 +465,7 @@ class Checkpointer:
 
     def is_write_due(self) -> bool:
         """Return whether the latest checkpoint must be written to its file now."""
-        interval = self._interval
+        interval = self.every
         if interval is None:
             seconds = self._seconds_to_copy + self._seconds_to_write
             interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * seconds)

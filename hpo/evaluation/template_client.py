@@ -116,6 +116,7 @@ class TemplateClient:
         process: The template if this rank has started it, otherwise None.
 
     Attributes:
+        load_requests: Requests with which the template has loaded its file, for a replacement.
         unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
         skipped_packages: Packages of a script that trainers must import themselves, with the
             reasons.
@@ -129,7 +130,7 @@ class TemplateClient:
     def __init__(self, address: str, process: TemplateProcess | None) -> None:
         self._process = process
         self._channel = _connect_channel(address)
-        self._load_requests: list[tuple[str, Mapping[str, Any]]] = []
+        self.load_requests: Sequence[tuple[str, Mapping[str, Any]]] = ()
         self.unsafe_reason = ""
         self.skipped_packages: dict[str, str] = {}
         self._data_descriptor = -1
@@ -153,10 +154,6 @@ class TemplateClient:
             self.unsafe_reason = answer["unsafe"]
             self.skipped_packages = answer["skipped"]
         return answer
-
-    def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Remember the requests with which the template has loaded its file, for a replacement."""
-        self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
         """Give trainers the data of `prepare`, in a file that stays open for a new template."""
@@ -225,7 +222,7 @@ class TemplateClient:
         self._channel = _connect_channel(self._process.address)
         self.is_open = True
         try:
-            for kind, content in self._load_requests:
+            for kind, content in self.load_requests:
                 self._ask_template(kind, **content)
             if self._data_descriptor >= 0:
                 self._channel.send("keep_data", [self._data_descriptor])

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any, TextIO
@@ -47,27 +47,25 @@ _TERMINATED = "terminate called without an active exception"  # std::terminate o
 _TRACEBACK = "Traceback (most recent call last)"
 
 
+@dataclass
 class TrainerOutput:
     """Lines of one rank's trainers, labelled `worker 1 rank 0 |`.
 
     If a program redraws a line, such as a progress bar, only the final version is shown.
-
-    Attributes:
-        label: Worker and rank of the next lines.
-        last_errors: The latest lines on standard error.
-        listener: Receives the lines of a program, and its notes, which precede the next line (see
-            `hpo.evaluation_api`). None unless a program runs.
     """
 
-    def __init__(self) -> None:
-        self.label = ""
-        self.rank = 0
-        self._lines: deque[str] = deque()
-        self._character_count = 0
-        self._dropped_lines = 0
-        self.last_errors: deque[str] = deque(maxlen=_LAST_ERROR_LINES)
-        self._has_traceback = False
-        self.listener: ReportReader | None = None
+    label: str = ""
+    """Worker and rank of the next lines."""
+    rank: int = 0
+    last_errors: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_ERROR_LINES))
+    """The latest lines on standard error."""
+    listener: ReportReader | None = None
+    """Receives the lines of a program, and its notes, which precede the next line (see
+    `hpo.evaluation_api`). None unless a program runs."""
+    _lines: deque[str] = field(default_factory=deque)
+    _character_count: int = 0
+    _dropped_lines: int = 0
+    _has_traceback: bool = False
 
     def forget_errors(self) -> None:
         """Forget the latest lines on standard error; call it before another evaluation begins."""
@@ -422,27 +420,24 @@ class TrainerClient:
         return find_frames(header, dump)
 
 
+@dataclass
 class TrainerSlot:
     """Holds the trainer of this rank. There is at most one, and it is forked when it is needed."""
 
-    def __init__(
-        self,
-        template: TemplateClient,
-        output: TrainerOutput,
-        options: TrainerOptions,
-        fresh: bool = False,
-    ) -> None:
-        self._template = template
-        self.output = output
-        self._options = options
-        self._is_fresh = fresh  # Each evaluation gets a new trainer.
-        self._variables: Mapping[str, str] = {}  # additional environment variables of the trainer
-        self._trainer: TrainerClient | None = None
-        # It was closed or killed, and may still hold memory of a GPU.
-        self._ending: TrainerClient | None = None
-        self.group_name = ""  # name of the process group that the trainer is in
-        self.first_free_memory = 0  # bytes of the GPU when the first evaluation began
-        self._has_warned = False
+    _template: TemplateClient
+    output: TrainerOutput
+    _options: TrainerOptions
+    _is_fresh: bool = False
+    """Whether each evaluation gets a new trainer."""
+    group_name: str = ""
+    """Name of the process group that the trainer is in."""
+    first_free_memory: int = 0
+    """Bytes of the GPU that were free when the first evaluation began."""
+    _variables: Mapping[str, str] = field(default_factory=dict)  # additional ones of the trainer
+    _trainer: TrainerClient | None = None
+    _ending: TrainerClient | None = None
+    """It was closed or killed, and may still hold memory of a GPU."""
+    _has_warned: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -509,6 +504,7 @@ class TrainerSlot:
         self.group_name = ""
 
 
+@dataclass
 class ConstraintClient:
     """Sends requests about constraints to a trainer, which runs the user's constraint functions.
 
@@ -518,10 +514,9 @@ class ConstraintClient:
         RunError: The trainer does not answer in time, or has ended twice.
     """
 
-    def __init__(self, fork: Callable[[], TrainerClient]) -> None:
-        self._fork = fork
-        self._trainer: TrainerClient | None = None
-        self._end_count = 0
+    _fork: Callable[[], TrainerClient]
+    _trainer: TrainerClient | None = None
+    _end_count: int = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
         """Send a request, and return the answer; `hpo.trainer.search_file` describes both."""

@@ -43,34 +43,31 @@ class WeightsSaver:
 
     def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
         """Write the weights of a recorded evaluation to all files that the study wants, if any."""
+        metadata = {
+            "trial": assignment.number,
+            "params": assignment.params,
+            "settings": self._settings,
+        }
+        if assignment.confirms is not None:
+            metadata |= {
+                "trial": assignment.confirms,
+                "confirmation": assignment.number,
+                "seed": assignment.seed,
+            }
+        texts = {name: json.dumps(value) for name, value in metadata.items()}
         paths = self._study.call.list_weight_files(assignment.number)
         for path in map(Path, paths):
-            self._write_weights(path, assignment, drafts)
+            draft = make_weights_draft_path(path, assignment.number)
+            try:
+                path.parent.mkdir(exist_ok=True)
+                drafts.make_weights_file(draft, texts)
+            # The evaluation is recorded; a lost file must not fail it.
+            except (OSError, ValueError) as error:
+                warn_about_weights(error, path)
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
         if paths:
             self._study.notify.move_weights(assignment.number)
-
-    def _write_weights(self, path: Path, assignment: Assignment, drafts: DraftStore) -> None:
-        draft = make_weights_draft_path(path, assignment.number)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            metadata = {
-                "trial": assignment.number,
-                "params": assignment.params,
-                "settings": self._settings,
-            }
-            if assignment.confirms is not None:
-                metadata |= {
-                    "trial": assignment.confirms,
-                    "confirmation": assignment.number,
-                    "seed": assignment.seed,
-                }
-            texts = {name: json.dumps(value) for name, value in metadata.items()}
-            drafts.make_weights_file(draft, texts)
-        # The evaluation is recorded; a lost file must not fail it.
-        except (OSError, ValueError) as error:
-            warn_about_weights(error, path)
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     def _add_to_archive(self, evaluation: Evaluation) -> None:
         if not evaluation.imported_from:

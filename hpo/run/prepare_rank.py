@@ -127,7 +127,7 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
     requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
     for kind, content in requests if is_to_load else ():
         template.ask(kind, **content)
-    template.remember_requests(requests)
+    template.load_requests = requests
 
 
 def _prepare_data(

@@ -288,7 +288,7 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
     assert harness.step(attempt, 0.5, saved={"epoch": 1}).save
     path = states.get_path(attempt.assignment.root)
     assert read_checkpoint_info(path, attempt.assignment.params).losses == [0.5]
-    saver._interval, saver._seconds_to_copy = 1e9, 0.0
+    saver.every, saver._seconds_to_copy = 1e9, 0.0
     harness.step(attempt, 0.25, saved={"epoch": 2})
     assert read_checkpoint_info(path).losses == [0.5]
     attempt.record_verdict(Verdict(State.STOPPED))
