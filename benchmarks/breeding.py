@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.population import Individual
-from hpo.breeding.propagator import Propagator
-from hpo.breeding.propagators import make_propagator
+from hpo.breeding.propagators import Propagator, make_propagator
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.space import Parameter
 

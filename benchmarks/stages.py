@@ -35,7 +35,7 @@ WORKER = 1  # Index of the worker whose ranks are shown.
 COUNTED = "one evaluation"
 RANK_STAGES = {
     "rest of the loop": "hpo.breeding.islands:IslandWorker.run",
-    "breed": "hpo.breeding.propagator:Propagator.ask",
+    "breed": "hpo.breeding.propagators:Propagator.ask",
     "receive updates": "hpo.store.study_client:StudyClient.read_changes",
     "claim": "hpo.store.study_client:StudyClient.claim",
     "send": "hpo.ranks.rpc:RpcClient.notify",

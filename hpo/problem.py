@@ -16,7 +16,8 @@ from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.script_objective import Script
-from hpo.space import Categorical, ConstraintSet, Float, Int, Ordinal, Parameter, SearchSpace
+from hpo.space import ConstraintSet, SearchSpace
+from hpo.space.parameters import format_parameter, parse_parameter
 
 AskTemplate = Callable[..., dict[str, Any]]
 """Function `ask(kind, **content)` that sends a request to the template, and returns the answer.
@@ -25,9 +26,6 @@ The template is the process that trainers are forked from. The function raises a
 template refuses the request.
 """
 
-_PARAMETER_CLASSES: dict[str, type[Parameter]] = {
-    kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)
-}
 # Candidates in one message; the other process answers in a few milliseconds.
 _MOST_IN_REQUEST = 1000
 
@@ -45,11 +43,9 @@ class SearchDescription:
     space: SearchSpace
     objectives: Objectives = ONLY_LOSS
     has_settings: bool = False
-    """Whether the file has a dataclass `Settings`."""
+    """Whether the file has a dataclass `Settings`; likewise the functions `prepare` and `test`."""
     has_prepare: bool = False
-    """Whether the file has a function `prepare`."""
     has_test: bool = False
-    """Whether the file has a function `test`."""
     script: Script | None = None
     """The program that is the objective, if it is not a function."""
     ask: AskTemplate | None = field(default=None, repr=False, compare=False)
@@ -64,19 +60,16 @@ class SearchDescription:
     ) -> SearchDescription:
         """Return the description that `data` represents. This is the inverse of `data`.
 
-        Args:
-            ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
-            constraints: Checks the constraints of the space. Without it, a space with constraints
-                cannot be sampled.
+        Without `ask`, settings can be neither checked nor bound. Without `constraints`, a space
+        with constraints cannot be sampled.
         """
+        objectives = {name: tuple(names) for name, names in data["objectives"].items()}
         return cls(
             path=Path(data["path"]),
             location=Path(data["location"]),
             source=base64.b64decode(data["source"]),
             space=load_space(data["space"], constraints),
-            objectives=Objectives(
-                **{name: tuple(names) for name, names in data["objectives"].items()}
-            ),
+            objectives=Objectives(**objectives),
             has_settings=data["has_settings"],
             has_prepare=data["has_prepare"],
             has_test=data["has_test"],
@@ -139,10 +132,7 @@ class Problem:
         ask: AskTemplate | None = None,
         constraints: ConstraintSet | None = None,
     ) -> Problem:
-        """Return the problem that `data` represents. This is the inverse of `data`.
-
-        The other arguments are those of `SearchDescription.from_data`.
-        """
+        """Return the problem that `data` represents, as `SearchDescription.from_data` does."""
         file = SearchDescription.from_data(data["file"], ask, constraints)
         return cls(file, data["values"], tuple(data["assignments"]))
 
@@ -169,7 +159,7 @@ class RemoteConstraints:
     """Sends its keyword arguments as a request, and returns the content of the answer."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return the index of the first violated constraint for each set, or None."""
+        """Return the index of the first violated constraint, or None, for each set."""
         violated: list[int | None] = []
         for start in range(0, len(batch), _MOST_IN_REQUEST):
             part = [dict(params) for params in batch[start : start + _MOST_IN_REQUEST]]
@@ -177,18 +167,12 @@ class RemoteConstraints:
         return violated
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
+        """Return why the constraints are unsound, or "" if they are sound."""
         return str(self.send_request(check=True)["problem"])
 
 
-class _UnavailableConstraints:
-    """The constraints of a space on a rank that cannot check them, and raises a RuntimeError."""
-
-    def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        raise RuntimeError(f"no process checks the constraints of {len(batch)} individuals")
-
-    def find_problem(self) -> str:
-        raise RuntimeError("no process checks the constraints")
+def _refuse_request(**_: Any) -> Mapping[str, Any]:
+    raise RuntimeError("no process checks the constraints")
 
 
 def load_description(
@@ -197,14 +181,10 @@ def load_description(
     constraints: ConstraintSet | None = None,
     source: bytes | None = None,
 ) -> SearchDescription:
-    """Let the template import a search file, and return its description.
+    """Let the template import a search file, or `source` instead, and return its description.
 
-    Args:
-        source: Content to import instead of the content of the file.
-
-    Raises:
-        UsageError: The file is not a search file, or its import fails; the message then has the
-            traceback.
+    Raise a UsageError if it is not a search file, or if its import fails. The message then has the
+    traceback.
     """
     content = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
     return SearchDescription.from_data(ask("load", path=str(path), **content), ask, constraints)
@@ -212,50 +192,18 @@ def load_description(
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:
     """Return a search space as data that JSON can hold, with the texts of constraints."""
-    parameters = {name: _dump_parameter(parameter) for name, parameter in space.parameters.items()}
+    parameters = {name: format_parameter(each) for name, each in space.parameters.items()}
     return {"parameters": parameters, "constraints": list(space.constraint_texts)}
 
 
 def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None) -> SearchSpace:
     """Return the search space from the data that `dump_space` returned.
 
-    Args:
-        constraints: Checks the constraints of the space. Without it, any check raises RuntimeError.
+    Without `constraints`, any check of the constraints raises a RuntimeError.
     """
-    space = SearchSpace(
-        **{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()}
-    )
+    codes = data["parameters"]
+    space = SearchSpace(**{name: parse_parameter(code) for name, code in codes.items()})
     if data["constraints"]:
-        space.delegate_constraints(
-            data["constraints"], _UnavailableConstraints() if constraints is None else constraints
-        )
+        constraints = constraints or RemoteConstraints(_refuse_request)
+        space.delegate_constraints(data["constraints"], constraints)
     return space
-
-
-def _dump_parameter(parameter: Parameter) -> dict[str, Any]:
-    kind = next(name for name, kind in _PARAMETER_CLASSES.items() if isinstance(parameter, kind))
-    fields = {field.name: getattr(parameter, field.name) for field in dataclasses.fields(parameter)}
-    if parameter.when is not None:
-        fields["when"] = {name: _dump_values(values) for name, values in parameter.when.items()}
-    return {"kind": kind, **fields}
-
-
-def _load_parameter(data: Mapping[str, Any]) -> Parameter:
-    fields = dict(data)
-    kind = _PARAMETER_CLASSES[fields.pop("kind")]
-    choices = fields.pop("choices", ())
-    when = fields.pop("when")
-    if when is not None:
-        when = {name: _load_values(values) for name, values in when.items()}
-    return kind(*choices, when=when, **fields)
-
-
-def _dump_values(values: Any) -> Any:
-    # A range stays a range, since it may be long.
-    if isinstance(values, range):
-        return {"range": [values.start, values.stop, values.step]}
-    return values
-
-
-def _load_values(values: Any) -> Any:
-    return range(*values["range"]) if isinstance(values, dict) else values

@@ -1,4 +1,7 @@
-"""Encode the hyperparameters of many individuals as genes, and as points of the unit cube."""
+"""Encode the hyperparameters of many individuals as genes, and as points of the unit cube.
+
+Arrays of genes have the shape `(individuals, genes)`, unless it is given.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,11 @@ class GeneEncoding:
     distance of any two choices is 1.
 
     Attributes:
-        low: The lower limits of the genes, shape `(genes,)`.
-        high: The upper limits of the genes, shape `(genes,)`.
-        width: The ranges of the genes, shape `(genes,)`. They are 1 if a gene has a single value.
-        unordered: Whether each gene belongs to a categorical parameter, shape `(genes,)`.
-        mutable: Whether each gene of an heir may differ from its parent's, shape `(genes,)`.
-        continuous: Whether each gene may have any value between its limits, shape `(genes,)`.
-            Other genes are integers.
+        low, high: The limits of the genes, shape `(genes,)`, as the other attributes.
+        width: The ranges of the genes. They are 1 if a gene has a single value.
+        unordered: Whether each gene belongs to a categorical parameter.
+        mutable: Whether each gene of an heir may differ from its parent's.
+        continuous: Whether each gene may have any value between its limits, or is an integer.
         gene_indices: The gene that each coordinate of the cube encodes, shape `(coordinates,)`.
     """
 
@@ -46,11 +47,16 @@ class GeneEncoding:
         self.mutable = np.array([parameter.mutable for parameter in parameters])
         self.continuous = np.array([parameter.is_continuous for parameter in parameters])
         self._logarithmic_ints = [
-            (gene, parameter)
-            for gene, parameter in enumerate(parameters)
-            if isinstance(parameter, Int) and parameter.is_continuous
+            (gene, one) for gene, one in enumerate(parameters) if isinstance(one, Int) and one.log
         ]
-        self._conditions = _list_conditions(space)
+        # A gene, another gene, and the values of the other gene, one of which makes the gene
+        # active. If a gene has several conditions, all must hold.
+        self._conditions: list[tuple[int, int, Vector]] = []
+        indices = {name: index for index, name in enumerate(space.parameters)}
+        for name, condition in space.conditions.items():
+            for parent, values in condition.items():
+                genes = np.array(sorted(map(space.parameters[parent].encode, values)), float)
+                self._conditions.append((indices[name], indices[parent], genes))
         choices = np.where(self.unordered, self.high - self.low + 1, 1).astype(int)
         self.gene_indices = np.repeat(np.arange(len(choices)), choices)
         self._levels = np.concatenate([np.arange(count) for count in choices])
@@ -74,10 +80,6 @@ class GeneEncoding:
         """Return the points of individuals in the unit cube, shape `(individuals, coordinates)`.
 
         An inactive gene has the same coordinates in all individuals, whatever its value.
-
-        Args:
-            genes: The genes of the individuals, shape `(individuals, genes)`.
-            active: Whether each of these genes is active, same shape.
         """
         own = genes.take(self.gene_indices, axis=1)
         numbers = (own - self._first) / self._width
@@ -89,7 +91,7 @@ class GeneEncoding:
         return np.where(self._is_level, levels, numbers)
 
     def round_genes(self, genes: Vector) -> Vector:
-        """Return the genes of the nearest valid values, shape `(individuals, genes)`."""
+        """Return the genes of the nearest valid values."""
         nearest = genes.copy()
         for gene, parameter in self._logarithmic_ints:
             values = np.clip(np.rint(np.exp(genes[:, gene])), parameter.low, parameter.high)
@@ -97,11 +99,7 @@ class GeneEncoding:
         return nearest
 
     def find_active(self, genes: Vector) -> Mask:
-        """Return whether each gene of each individual is active, shape `(individuals, genes)`.
-
-        Args:
-            genes: The genes, as `round_genes` returns them, shape `(individuals, genes)`.
-        """
+        """Return whether each gene, as `round_genes` returns it, is active."""
         active = np.ones(genes.shape, bool)
         for gene, parent, values in self._conditions:
             first = np.searchsorted(values, genes[:, parent] - _LARGEST_GENE_ERROR)
@@ -113,14 +111,10 @@ class GeneEncoding:
     def iterate_allowed(
         self, genes: Vector, indices: Iterable[int], first_size: int = 1
     ) -> Iterator[int]:
-        """Yield the indices of individuals that satisfy the constraints of the search space.
+        """Yield those of the indices whose individuals satisfy the constraints, in this order.
 
-        Constraints are checked in batches of growing size, each only when it is needed.
-
-        Args:
-            genes: The genes of all individuals, shape `(individuals, genes)`.
-            indices: The indices of the individuals to check, in this order.
-            first_size: The size of the first batch. Each further batch is twice as large.
+        Constraints are checked in batches, each only when it is needed. Each batch is twice as
+        large as the previous one.
         """
         if not self.space.constraint_texts:
             yield from indices
@@ -128,18 +122,3 @@ class GeneEncoding:
         for batch in iterate_batches(indices, first_size):
             params = [self.decode_genes(genes[index]) for index in batch]
             yield from compress(batch, self.space.are_allowed(params))
-
-
-def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
-    """Return the conditions of genes: the gene, another gene, and the values of the other gene.
-
-    A gene is active only if the other gene has one of these values. If a gene has several
-    conditions, all must hold.
-    """
-    indices = {name: index for index, name in enumerate(space.parameters)}
-    conditions = []
-    for name, condition in space.conditions.items():
-        for parent, values in condition.items():
-            genes = sorted(map(space.parameters[parent].encode, values))
-            conditions.append((indices[name], indices[parent], np.array(genes, float)))
-    return conditions

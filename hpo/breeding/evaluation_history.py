@@ -1,4 +1,4 @@
-"""Collect the evaluations of a run for propagators: known individuals, samples, new draws."""
+"""Collect the evaluations of a run for propagators: known individuals, samples, parents."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hpo.breeding.encoding import GeneEncoding, Mask, Vector
-from hpo.breeding.parent_pool import ParentPool
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace, Value
 from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
+from hpo.store.inheritance import PARENTS_PER_ISLAND, find_parent
 
 if TYPE_CHECKING:
     from hpo.breeding.population import Individual
@@ -31,6 +32,7 @@ _PRIOR_TRIES = 20  # Draws from the priors before uniform ones.
 _TRIES = 100  # Random draws before all remaining individuals are listed.
 _MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
 _MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.
+_FOUNDER_CHANCE = 0.5  # Probability of a new founder while all parents are founders.
 # A longer streak of failures has probability 3e-6 if every fifth evaluation fails.
 _LONGEST_STREAK = 8
 
@@ -50,13 +52,9 @@ class TimeBudget:
     """The number of evaluations that ended in earlier sessions."""
 
     def compute_scarcity(self, ended: int) -> float:
-        """Return how scarce time is.
+        """Return how scarce time is, after `ended` evaluations of all sessions.
 
-        Args:
-            ended: The number of evaluations that have ended in all sessions.
-
-        Returns:
-            0 if all evaluations will end in time, otherwise the share of time that is left.
+        It is 0 if all evaluations will end in time, otherwise the share of time that is left.
         """
         if math.isinf(self.seconds):
             return 0.0
@@ -68,32 +66,107 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class SurrogateSample:
-    """Evaluations that a surrogate learns from.
+    """Evaluations that a surrogate learns from: ended ones, and pending ones (`running`).
 
     The context of an evaluation is numbers that were known before it began, such as the loss of its
     parent.
     """
 
     genes: Vector
-    """The genes of ended evaluations, shape `(evaluations, genes)`."""
     costs: Vector
-    """The costs of ended evaluations, shape `(evaluations, objectives)`. Infinite if failed."""
+    """The costs, shape `(evaluations, objectives)`. They are infinite if an evaluation failed."""
     contexts: Vector
-    """The contexts of ended evaluations, shape `(evaluations, context values)`."""
+    """The contexts, shape `(evaluations, context values)`."""
     seconds: Vector
-    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown, or if the
-    evaluation was pruned."""
+    """The durations, shape `(evaluations,)`. NaN if unknown, or if an evaluation was pruned."""
     running: Vector
-    """The genes of pending evaluations, shape `(pending, genes)`."""
     running_contexts: Vector
-    """The contexts of pending evaluations, shape `(pending, context values)`."""
     context: Vector
     """The context of the next evaluation, shape `(context values,)`."""
 
     @property
     def succeeded(self) -> Mask:
-        """Whether each of the ended evaluations has all its costs, shape `(evaluations,)`."""
+        """Whether each of the ended evaluations has all its costs."""
         return np.isfinite(self.costs).all(axis=1)
+
+
+class ParentPool:
+    """The possible parents on an island, and the context of each evaluation with a parent.
+
+    With population based training, an evaluation may start from the checkpoint of another
+    evaluation, its parent. A founder is an evaluation without a parent. All others are heirs. The
+    loss of an heir depends mostly on its parent. Therefore, propagators learn the change of the
+    loss, given a context: the parent's loss and the age, the number of ancestors (Parker-Holder et
+    al., Provably efficient online hyperparameter optimization with population-based bandits, 2020).
+
+    Attributes:
+        uses_pbt: Whether new evaluations can have parents.
+        parents: The best evaluations of the island that have saved a checkpoint, the best first.
+    """
+
+    def __init__(
+        self, space: SearchSpace, island: int = 0, islands: int = 1, uses_pbt: bool = False
+    ) -> None:
+        self.uses_pbt = uses_pbt
+        self.parents: list[Evaluation] = []
+        self._space = space
+        self._island = island
+        self._islands = islands
+        self._losses: dict[int, float] = {}  # By trial.
+        self._ages: dict[int, int] = {}
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Add an evaluation that has started or ended."""
+        trial = evaluation.trial
+        parent = evaluation.inherits
+        self._ages[trial] = 0 if parent is None else 1 + self._ages.get(parent, 0)
+        if evaluation.state == "complete":
+            self._losses[trial] = evaluation.loss
+            # Curves are unknown here, but the best of an island have saved a checkpoint at their
+            # last step.
+            has_saved = evaluation.checkpoint_step > 0 and not evaluation.imported_from
+            if self.uses_pbt and has_saved and evaluation.island % self._islands == self._island:
+                insort(self.parents, evaluation, key=lambda parent: (parent.loss, parent.trial))
+                del self.parents[PARENTS_PER_ISLAND:]
+
+    def find_context(self, evaluation: Evaluation) -> tuple[float, float] | None:
+        """Return the parent's loss, and the age; None if the evaluation has no parent."""
+        parent = evaluation.inherits
+        if parent not in self._losses:
+            return None
+        return self._losses[parent], self._ages[evaluation.trial]
+
+    def make_next_context(self, parent: Evaluation) -> tuple[float, float]:
+        """Return the loss of a parent, and the age of its next heir."""
+        return parent.loss, self._ages[parent.trial] + 1
+
+    def compute_cost(self, evaluation: Evaluation) -> float:
+        """Return the loss of a founder, or the change of the loss of an heir.
+
+        The change is relative to the parent's loss.
+        """
+        context = self.find_context(evaluation)
+        if context is None:
+            return evaluation.loss
+        parent_loss, _ = context
+        return (evaluation.loss - parent_loss) / (abs(parent_loss) or 1.0)
+
+    def find_parent(self, params: Mapping[str, Value]) -> Evaluation | None:
+        """Return the best parent that differs only in mutable parameters; None without one."""
+        return find_parent(params, self.parents, self._space)
+
+    def draw_parent(self, rng: random.Random) -> Evaluation | None:
+        """Draw a parent for the next evaluation; None if this evaluation becomes a founder.
+
+        The more of the possible parents are heirs, the rarer are new founders. A founder that
+        starts late cannot reach the age of these heirs before the run ends.
+        """
+        if not self.parents:
+            return None
+        founders = sum(parent.inherits is None for parent in self.parents) / len(self.parents)
+        if self._space.immutable_names and rng.random() < _FOUNDER_CHANCE * founders:
+            return None
+        return self.find_parent(rng.choice(self.parents).params)
 
 
 class EvaluationHistory:
@@ -102,14 +175,11 @@ class EvaluationHistory:
     In a plain process, `start` and `end` add evaluations. In a run, evaluations come from the
     record (see `hpo.breeding.islands.RecordedHistory`).
 
-    With population based training, an evaluation may start from the checkpoint of another
-    evaluation, its parent. Founders are evaluations without a parent, and heirs are evaluations
-    with a parent. They are stored separately, because their losses cannot be compared.
-
-    Args:
-        parent_pool: The possible parents. Default: an empty pool.
+    Founders and heirs (see `ParentPool`) are stored separately, because their losses cannot be
+    compared.
 
     Attributes:
+        parent_pool: The possible parents.
         encoding: Encodes hyperparameters as genes.
         time_budget: The time limit of this session; None without one.
         changes: Each evaluation when it started and when it ended, in this order.
@@ -145,11 +215,11 @@ class EvaluationHistory:
 
     def start(self, individual: Individual) -> None:
         """Number an individual that was bred, and add its pending evaluation."""
-        trial = individual.generation = self._started_count
+        trial = self._started_count
+        individual.generation = trial
         self._started_count += 1
-        parent = self.parent_pool.find_parent(individual.params)
         pending = Evaluation(trial, "running", math.inf, dict(individual.params), 0, 0, trial)
-        if parent is not None:
+        if (parent := self.parent_pool.find_parent(individual.params)) is not None:
             pending = dataclasses.replace(pending, inherits=parent.trial)
         self._pending[trial] = pending
         self.add_evaluations([pending])
@@ -178,21 +248,26 @@ class EvaluationHistory:
                 rows.running.pop(evaluation.trial, None)
                 if evaluation.state == "interrupted":
                     rows.remove_ended(evaluation.trial)
-            self._add_row(evaluation)
+            context = self.parent_pool.find_context(evaluation)
+            rows = self._founders if context is None else self._heirs
+            genes = self.encoding.encode_params(evaluation.params)
+            if evaluation.state in ("running", "waiting"):
+                rows.running[evaluation.trial] = [*genes, *(context or ())]
+            elif evaluation.is_finished:
+                values = evaluation.values
+                if context is not None:
+                    values = (self.parent_pool.compute_cost(evaluation),)
+                costs = self.objectives.compute_costs(values)
+                # A pruned evaluation was short because it was bad, and another run may have had a
+                # faster machine.
+                is_whole = evaluation.state == "complete" and not evaluation.imported_from
+                seconds = evaluation.seconds if is_whole else math.nan
+                rows.add_ended(evaluation, [*genes, *costs, *(context or ()), seconds])
 
     @property
     def ended_count(self) -> int:
-        """The number of evaluations that ended by themselves.
-
-        They are complete, pruned, paused or failed, but not interrupted.
-        """
+        """The number of evaluations that are complete, pruned, paused or failed."""
         return self._founders.count + self._heirs.count
-
-    @property
-    def time_scarcity(self) -> float:
-        """How scarce time is: from 0, so that durations do not matter, to 1."""
-        budget = self.time_budget
-        return 0.0 if budget is None else budget.compute_scarcity(self.ended_count)
 
     def make_founder_sample(self) -> SurrogateSample:
         """Return the founders as a sample. Their costs depend on their hyperparameters alone."""
@@ -226,10 +301,9 @@ class EvaluationHistory:
             sample = self.make_founder_sample()
             informative = find_informative(sample.succeeded)
             genes = sample.genes[informative]
+            active = self.encoding.find_active(genes)
             self._prior_model = PriorModel(self.space)
-            self._prior_model.fit(
-                genes, self.encoding.find_active(genes), sample.costs[informative]
-            )
+            self._prior_model.fit(genes, active, sample.costs[informative])
         return self._prior_model
 
     @property
@@ -246,11 +320,8 @@ class EvaluationHistory:
         """Draw random hyperparameters that are new to the run.
 
         If random draws find nothing new, all individuals of the space are listed once. New
-        hyperparameters are then drawn from this list.
-
-        Returns:
-            The hyperparameters; None if nothing new is left or was found, or if the run is being
-            stopped.
+        hyperparameters are then drawn from this list. The result is None if nothing new is left or
+        was found, or if the run is being stopped.
         """
         if self._remaining is None:
             params = self._draw_unknown(rng, _TRIES)
@@ -284,23 +355,6 @@ class EvaluationHistory:
     def _make_key(self, params: Mapping[str, Value]) -> tuple[Value | None, ...]:
         return tuple(params.get(name) for name in self.space.parameters)
 
-    def _add_row(self, evaluation: Evaluation) -> None:
-        context = self.parent_pool.find_context(evaluation)
-        rows = self._founders if context is None else self._heirs
-        genes = self.encoding.encode_params(evaluation.params)
-        if evaluation.state in ("running", "waiting"):
-            rows.running[evaluation.trial] = [*genes, *(context or ())]
-        elif evaluation.is_finished:
-            values = evaluation.values
-            if context is not None:
-                values = (self.parent_pool.compute_cost(evaluation),)
-            costs = self.objectives.compute_costs(values)
-            # A pruned evaluation was short because it was bad, and another run may have had a
-            # faster machine.
-            is_whole = evaluation.state == "complete" and not evaluation.imported_from
-            seconds = evaluation.seconds if is_whole else math.nan
-            rows.add_ended(evaluation, [*genes, *costs, *(context or ()), seconds])
-
 
 class _EvaluationRows:
     """Evaluations as rows of genes, costs, context and seconds, in the order of their ends.
@@ -330,10 +384,7 @@ class _EvaluationRows:
         )
 
     def add_ended(self, evaluation: Evaluation, row: Sequence[float]) -> None:
-        """Add an evaluation that has ended.
-
-        If it was promoted from a paused evaluation, it replaces that evaluation.
-        """
+        """Add an evaluation that has ended. It replaces the one from which it was promoted."""
         index = self.count
         if evaluation.retry_of is not None:
             index = self._repeatable_rows.pop(evaluation.retry_of, self.count)
@@ -359,12 +410,8 @@ class _EvaluationRows:
 def find_informative(succeeded: Mask) -> npt.NDArray[np.int64]:
     """Return the indices of the evaluations whose success may depend on their hyperparameters.
 
-    A streak of more than 8 failures is left out: a mistake in the code or a broken machine fails
-    all evaluations, whatever their hyperparameters.
-
-    Args:
-        succeeded: Whether each evaluation succeeded, in the order of their end, shape
-            `(evaluations,)`.
+    They are in the order of their end. A streak of more than 8 failures is left out: a mistake in
+    the code or a broken machine fails all evaluations, whatever their hyperparameters.
     """
     streaks = np.cumsum(succeeded)  # All failures of a streak have the same number.
     lengths = np.bincount(streaks[~succeeded], minlength=len(succeeded) + 1)

@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 from hpo.breeding.encoding import Mask, Vector
 from hpo.breeding.evaluation_history import EvaluationHistory, SurrogateSample
 from hpo.breeding.population import Individual, collect_costs
-from hpo.breeding.propagator import Propagator
+from hpo.breeding.propagators import Propagator
 from hpo.dominance import sort_best_first
 from hpo.space import Gene, Value
 
@@ -61,6 +61,7 @@ class GeneticPropagator(Propagator):
         self._log_steps: Vector = np.log(np.where(self._is_grid, self._range + 1, _FINEST_STEP))
         self._finest_steps: Vector = self._range / _FINEST_STEP
         self._generator = np.random.default_rng(rng.getrandbits(64))
+        self._surrogates: dict[int, Surrogate] = {}  # By the size of the context.
 
     def breed(self, population: list[Individual]) -> dict[str, Gene] | None:
         """Return the genes of the best new candidate.
@@ -72,39 +73,20 @@ class GeneticPropagator(Propagator):
             return None
         pool = self.history.parent_pool
         parent = pool.draw_parent(self.rng)
-        chosen = self._choose_founder(parents) if parent is None else None
-        if chosen is None and pool.parents:
-            chosen = self._choose_heir(parent or pool.parents[0], parents)
-        return chosen
-
-    @cached_property
-    def _surrogate(self) -> Surrogate:
-        """The surrogate that learns from founders."""
-        return self._make_surrogate(0)
-
-    @cached_property
-    def _heir_surrogate(self) -> Surrogate:
-        """The surrogate that learns from heirs, with two further inputs: the context of an heir."""
-        return self._make_surrogate(2)
-
-    def _make_surrogate(self, context_size: int) -> Surrogate:
-        # Imports scipy, which would delay each start by 0.15 s.
-        from hpo.breeding.surrogate import Surrogate
-
-        return Surrogate(self.history, self._generator, context_size)
+        if parent is None:
+            sample = self.history.make_founder_sample()
+            if sample.succeeded.any():
+                candidates = self._screen_candidates(sample, parents, self._is_movable)
+                if chosen := self._find_first_new(candidates, has_parent=False):
+                    return chosen
+        if pool.parents:
+            return self._choose_heir(parent or pool.parents[0], parents)
+        return None
 
     @cached_property
     def _threads(self) -> ThreadpoolController:
         """Limits the threads of BLAS libraries that were loaded before its first use."""
         return ThreadpoolController()
-
-    def _choose_founder(self, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best new founder, bred from `parents`; None if there is none."""
-        sample = self.history.make_founder_sample()
-        if not sample.succeeded.any():
-            return None
-        candidates = self._screen_candidates(self._surrogate, sample, parents, self._is_movable)
-        return self._find_first_new(candidates, has_parent=False)
 
     def _choose_heir(self, parent: Evaluation, parents: Vector) -> dict[str, Gene] | None:
         """Return the genes of the best new heir of `parent`; None if there is none.
@@ -121,15 +103,11 @@ class GeneticPropagator(Propagator):
         else:
             same = np.unique(np.where(mutable, parents, own), axis=0)
             free = self._is_movable & mutable
-            candidates = self._screen_candidates(self._heir_surrogate, sample, same, free)
+            candidates = self._screen_candidates(sample, same, free)
         return self._find_first_new(candidates, has_parent=True)
 
     def _find_first_new(self, candidates: Vector, has_parent: bool) -> dict[str, Gene] | None:
-        """Return the genes of the first candidate that is new to the run and is allowed.
-
-        Args:
-            has_parent: Whether the candidate must be an heir. Otherwise, it must be a founder.
-        """
+        """Return the genes of the first heir or founder that is new to the run and is allowed."""
 
         def is_wanted(params: dict[str, Value]) -> bool:
             is_heir = self.history.parent_pool.find_parent(params) is not None
@@ -140,14 +118,21 @@ class GeneticPropagator(Propagator):
         chosen = next(self._encoding.iterate_allowed(candidates, new), None)
         return None if chosen is None else self._encoding.name_genes(candidates[chosen])
 
-    def _screen_candidates(
-        self, surrogate: Surrogate, sample: SurrogateSample, parents: Vector, free: Mask
-    ) -> Vector:
+    def _screen_candidates(self, sample: SurrogateSample, parents: Vector, free: Mask) -> Vector:
         """Return candidates that differ from parents only in `free` genes, the best first."""
+        # Imports scipy, which would delay each start by 0.15 s.
+        from hpo.breeding.surrogate import Surrogate
+
+        # One surrogate learns from founders, and one from heirs, with their contexts.
+        context_size = len(sample.context)
+        if context_size not in self._surrogates:
+            surrogate = Surrogate(self.history, self._generator, context_size)
+            self._surrogates[context_size] = surrogate
         # The matrices are small. One thread per core on all ranks of a host would take ten times
         # longer.
         with self._threads.limit(limits=1, user_api="blas"):
-            return self._breed_generations(surrogate.learn(sample), parents, free)
+            compute_merits = self._surrogates[context_size].learn(sample)
+            return self._breed_generations(compute_merits, parents, free)
 
     def _breed_generations(
         self, compute_merits: Callable[..., Vector], parents: Vector, free: Mask
@@ -185,34 +170,29 @@ class GeneticPropagator(Propagator):
 
         A population has duplicates, because islands exchange copies of individuals.
         """
-        parents: dict[bytes, Vector] = {}
-        for individual in self._rank_individuals(population):
-            if len(parents) == _PARENTS:
-                break
-            parents.setdefault(individual.position.tobytes(), individual.position)
-        return np.array(list(parents.values()), float)
-
-    def _rank_individuals(self, population: list[Individual]) -> list[Individual]:
-        """Return the individuals with a finite loss that can be parents, the best first."""
         losses = np.fromiter((individual.loss for individual in population), float, len(population))
         is_finite = np.isfinite(losses)
         if self.history.objectives.is_multi_objective and is_finite.any():
             succeeded = [population[index] for index in np.flatnonzero(is_finite)]
             different = list({one.position.tobytes(): one for one in succeeded}.values())
             order = sort_best_first(collect_costs(different), _PARENTS)
-            return [different[index] for index in order]
-        # Parents have the lowest losses. Sorting all losses would take most of the time for 10,000
-        # individuals.
-        lowest = np.unique(losses[is_finite])[:_PARENTS]
-        best = np.flatnonzero(np.isin(losses, lowest))
-        return [population[index] for index in best[np.argsort(losses[best], kind="stable")]]
+            best_first = [different[index] for index in order]
+        else:
+            # Parents have the lowest losses. Sorting all losses would take most of the time for
+            # 10,000 individuals.
+            lowest = np.unique(losses[is_finite])[:_PARENTS]
+            best = np.flatnonzero(np.isin(losses, lowest))
+            order = best[np.argsort(losses[best], kind="stable")]
+            best_first = [population[index] for index in order]
+        parents: dict[bytes, Vector] = {}
+        for individual in best_first:
+            if len(parents) == _PARENTS:
+                break
+            parents.setdefault(individual.position.tobytes(), individual.position)
+        return np.array(list(parents.values()), float)
 
     def _draw_chances(self, generations: int) -> Iterator[tuple[Vector, ...]]:
-        """Draw the random numbers for all generations at once, which is faster.
-
-        The iterator yields one tuple for each generation: the argument `chances` of
-        `_make_offspring`.
-        """
+        """Draw the `chances` of each generation, all at once, which is faster."""
         draws = self._generator
         shape = (5, generations, _OFFSPRING, len(self._range))
         mixing, mutating, choosing, moving, shifting = draws.random(shape)
@@ -231,26 +211,16 @@ class GeneticPropagator(Propagator):
         active = self._encoding.find_active(offspring)
         mutated = mutating < 1 / active.sum(axis=1, keepdims=True)
         mutated[np.arange(_OFFSPRING), np.argmax(choosing * (active & free), axis=1)] = True
-        mutants = np.where(mutated & free, self._mutate_genes(offspring, steps, shifts), offspring)
-        return self._encoding.round_genes(mutants)
-
-    def _mutate_genes(self, genes: Vector, steps: Vector, shifts: Vector) -> Vector:
-        """Return a mutation of each gene.
-
-        Args:
-            genes: The genes, shape `(individuals, genes)`.
-            steps: Signed distances by which numerical genes move. A step that would leave the range
-                is reversed.
-            shifts: Numbers of choices by which categorical genes move, cyclically.
-        """
         low = self._encoding.low
         high = self._encoding.high
-        target = genes + steps
-        reverse = np.maximum(np.minimum(genes - steps, high), low)
+        # Numerical genes move by a step, which is reversed if it would leave the range.
+        target = offspring + steps
+        reverse = np.maximum(np.minimum(offspring - steps, high), low)
         moved = np.where((target < low) | (target > high), reverse, target)
-        shifted = (genes + shifts) % (self._range + 1)
-        mutants: Vector = np.where(self._encoding.unordered, shifted, moved)
-        return mutants
+        # Categorical genes move by a number of choices, cyclically.
+        shifted = (offspring + shifts) % (self._range + 1)
+        mutants = np.where(self._encoding.unordered, shifted, moved)
+        return self._encoding.round_genes(np.where(mutated & free, mutants, offspring))
 
     def _draw_newcomers(self) -> Vector:
         draws = self._generator.random((_NEWCOMERS, len(self._range)))

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget
-from hpo.breeding.parent_pool import ParentPool
+from hpo.breeding.evaluation_history import EvaluationHistory, ParentPool, TimeBudget
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Exchange
@@ -30,12 +29,8 @@ if TYPE_CHECKING:
 class IslandWorker:
     """One worker of an island: breeds, claims and evaluates individuals on its leader.
 
-    Collective: construct it, and call its method, on all leaders.
-
-    Args:
-        leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
-        client: Reads the changes of the study, and claims evaluations in it.
-        options: The options of the run. Island i uses propagator i modulo their number.
+    Collective: construct it, and call its method, on all leaders. The rank of a leader in their
+    communicator is the index of its worker. Island i uses propagator i modulo their number.
     """
 
     def __init__(
@@ -58,7 +53,12 @@ class IslandWorker:
         self._history = RecordedHistory(space, client, pool, recorded)
         if options.time_limit is not None:
             counted = sum(evaluation.counts_for_budget for evaluation in recorded)
-            self._history.start_clock(options.time_limit, options.evaluations - counted)
+            self._history.time_budget = TimeBudget(
+                options.time_limit,
+                options.evaluations - counted,
+                time.monotonic(),
+                ended_before=self._history.ended_count,
+            )
         self._propagator_name = options.propagators[self._island % len(options.propagators)]
         self._propagator = make_propagator(
             self._propagator_name,
@@ -97,7 +97,11 @@ class IslandWorker:
             if evaluated.is_stopped:
                 break
             if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
-                self._tell(individual, evaluated)
+                # These are the hyperparameters of another individual if that one waited.
+                individual.set_params(self._space, evaluated.params)
+                others = self._client.objectives.select_metric_values(evaluated.metrics)
+                self._propagator.tell(individual, evaluated.loss, *others)
+                self._exchange.share(individual)
         self._leaders.drop_messages()
         self._exchange.close()
         self._client.call.commit()
@@ -106,11 +110,8 @@ class IslandWorker:
     def _claim(self, individual: Individual) -> Assignment | None:
         """Claim an evaluation: of the individual, or one that waits or was paused.
 
-        Returns:
-            The claimed evaluation; None if nothing is left to claim.
-
-        Raises:
-            DuplicateError: The run has an evaluation of the individual already.
+        Return None if nothing is left to claim. Raise a DuplicateError if the run has an evaluation
+        of the individual already.
         """
         attributes = {
             "island": self._island,
@@ -123,24 +124,11 @@ class IslandWorker:
         if self._history.is_known(individual.params):  # Nothing new is left.
             return self._client.claim(None, **attributes)
         assignment = self._client.claim(individual.params, **attributes)
-        self._import_surrogate()
-        return assignment
-
-    def _tell(self, individual: Individual, evaluated: Evaluated) -> None:
-        """Add an evaluated individual to the population, and exchange individuals.
-
-        The evaluated hyperparameters are those of another individual if that one waited.
-        """
-        individual.set_params(self._space, evaluated.params)
-        others = self._client.objectives.select_metric_values(evaluated.metrics)
-        self._propagator.tell(individual, evaluated.loss, *others)
-        self._exchange.share(individual)
-
-    def _import_surrogate(self) -> None:
-        """Import the surrogate, which takes seconds, while trainers start an evaluation."""
         name = "hpo.breeding.surrogate"
         if self._propagator_name == "ga" and name not in sys.modules:
+            # The import takes seconds, while trainers start the evaluation.
             threading.Thread(target=importlib.import_module, args=[name], daemon=True).start()
+        return assignment
 
     def _restore_population(self, recorded: Sequence[Evaluation]) -> None:
         """Add the finished evaluations of the island to its population.
@@ -174,15 +162,8 @@ class RecordedHistory(EvaluationHistory):
         super().__init__(space, client.objectives, parent_pool)
         self._client = client
         # Models depend on the order of ends, which a resumed run must not change.
-        self.add_evaluations(
-            sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
-        )
-
-    def start_clock(self, seconds: float, evaluations: int) -> None:
-        """Start the clock of the session, which has a time limit and a number of evaluations."""
-        self.time_budget = TimeBudget(
-            seconds, evaluations, time.monotonic(), ended_before=self.ended_count
-        )
+        ended = sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
+        self.add_evaluations(ended)
 
     def update(self) -> None:
         """Add the evaluations that have started or ended since the previous call."""

@@ -14,25 +14,18 @@ from hpo.space import Gene, SearchSpace, Value
 
 
 class Individual:
-    """A set of hyperparameters that is bred and evaluated.
+    """A set of hyperparameters that is bred and evaluated, with the attributes of Propulate's.
 
-    Island, rank and generation identify an individual.
-
-    Args:
-        genes: The gene of each parameter, active or inactive.
+    Island, rank and generation identify an individual: the island on which it was bred, the index
+    of the worker on this island, and the index among the individuals of this worker.
 
     Attributes:
         params: The hyperparameters: the values of all active parameters.
-        position: The genes, shape `(genes,)`.
+        position: The genes, active or inactive, shape `(genes,)`.
         loss: The loss; infinite until the individual is evaluated, and if it fails.
         costs: The costs of all objectives, the loss first.
-        island: The index of the island on which the individual was bred.
-        rank: The index of the worker on this island.
-        generation: The index of the individual among those of this worker.
         current: The index of the worker on its present island that may let it emigrate.
         active: Whether the individual is still on the island, and can be a parent.
-        migration_steps: The number of its migrations.
-        migration_history: The islands on which it was, for Propulate.
     """
 
     def __init__(self, space: SearchSpace, genes: Mapping[str, Gene]) -> None:
@@ -80,44 +73,27 @@ def collect_costs(population: Sequence[Individual]) -> Costs:
     return np.array([individual.costs for individual in population], float)
 
 
-class EmigrantSelection:
-    """Selects individuals that go to another island, at random from the Pareto front of theirs.
+def select_emigrants(
+    count: int, rng: random.Random, population: list[Individual]
+) -> list[Individual]:
+    """Return individuals that go to another island, at random from the Pareto front of theirs.
 
     The order of NSGA-II is not used, because its first individuals are always the ends of the
     front. If the front is too small, other individuals are drawn at random, too.
-
-    Args:
-        offspring: The number of emigrants.
     """
-
-    def __init__(self, offspring: int, rng: random.Random) -> None:
-        self._offspring = offspring
-        self._rng = rng
-
-    def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return the emigrants from a population."""
-        is_best = find_non_dominated(collect_costs(population))
-        best = [population[index] for index in np.flatnonzero(is_best)]
-        chosen = self._rng.sample(best, min(self._offspring, len(best)))
-        chosen_ids = {id(emigrant) for emigrant in chosen}
-        rest = [individual for individual in population if id(individual) not in chosen_ids]
-        return [*chosen, *self._rng.sample(rest, self._offspring - len(chosen))]
+    is_best = find_non_dominated(collect_costs(population))
+    best = [population[index] for index in np.flatnonzero(is_best)]
+    chosen = rng.sample(best, min(count, len(best)))
+    chosen_ids = {id(emigrant) for emigrant in chosen}
+    rest = [individual for individual in population if id(individual) not in chosen_ids]
+    return [*chosen, *rng.sample(rest, count - len(chosen))]
 
 
-class ReplacementSelection:
-    """Selects the individuals that immigrants replace: the worst in the order of NSGA-II.
+def select_replaced(count: int, population: list[Individual]) -> list[Individual]:
+    """Return the individuals that immigrants replace: the worst in the order of NSGA-II.
 
     The order is by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective
     genetic algorithm: NSGA-II, 2002).
-
-    Args:
-        offspring: The number of individuals to replace.
     """
-
-    def __init__(self, offspring: int) -> None:
-        self._offspring = offspring
-
-    def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return the individuals to replace in a population."""
-        order = sort_best_first(collect_costs(population))
-        return [population[index] for index in order[len(order) - self._offspring :]]
+    order = sort_best_first(collect_costs(population))
+    return [population[index] for index in order[len(order) - count :]]

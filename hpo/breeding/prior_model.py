@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from hpo.breeding.encoding import Mask, Vector
-from hpo.breeding.loss_transforms import rank_values
+from hpo.breeding.gaussian_process import rank_values
 from hpo.space import Categorical
-from hpo.space.priors import ODDS, compute_deviation
+from hpo.space.parameters import ODDS, compute_deviation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
@@ -34,11 +34,8 @@ _NEARBY = 0.5
 class PriorModel:
     """The priors of a search space, and how far evaluations agree with them.
 
-    Args:
-        space: The search space. At least one parameter has a prior.
-
     Attributes:
-        names: The names of the parameters that have a prior.
+        names: The names of the parameters that have a prior, at least one.
         trust: From 0 to 1, how far evaluations agree with all priors together. It is 1 until
             evaluations contradict.
     """
@@ -47,14 +44,12 @@ class PriorModel:
         self.names = list(space.priors)
         self._indices = [index for index, name in enumerate(space.parameters) if name in self.names]
         parameters = [space.parameters[name] for name in self.names]
-        self._expected = np.array(
-            [parameter.encode(parameter.prior) for parameter in parameters], float
-        )
-        self._deviations = np.array([compute_deviation(parameter) for parameter in parameters])
-        self._log_odds = np.log([ODDS[parameter.confidence] for parameter in parameters])
-        self._unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
-        self._rounded = np.array([not parameter.is_continuous for parameter in parameters])
-        self._low, self._high = np.array([parameter.limits for parameter in parameters], float).T
+        self._expected = np.array([each.encode(each.prior) for each in parameters], float)
+        self._deviations = np.array([compute_deviation(each) for each in parameters])
+        self._log_odds = np.log([ODDS[each.confidence] for each in parameters])
+        self._unordered = np.array([isinstance(each, Categorical) for each in parameters])
+        self._rounded = np.array([not each.is_continuous for each in parameters])
+        self._low, self._high = np.array([each.limits for each in parameters], float).T
         # Half a step, so that the first and the last whole number are as likely as others.
         half = self._rounded / 2
         # The shares of each normal distribution below the limits of the range.
@@ -67,10 +62,6 @@ class PriorModel:
         """Return log prior densities, relative to their maxima, shape `(individuals, priors)`.
 
         It is 0 for an inactive gene.
-
-        Args:
-            genes: The genes, shape `(individuals, genes)`.
-            active: Whether each of these genes is active, same shape.
         """
         distances = genes[:, self._indices] - self._expected
         logs = np.where(
@@ -81,7 +72,7 @@ class PriorModel:
         return np.where(active[:, self._indices], logs, 0.0)
 
     def draw_genes(self, genes: Vector, rng: np.random.Generator) -> Vector:
-        """Return a copy of genes, shape `(individuals, genes)`, in which priors draw their genes.
+        """Return a copy of genes, in which priors draw their genes.
 
         All individuals are drawn at once: `SearchSpace.draw_from_priors` would take 4 ms for each
         suggestion.
@@ -103,11 +94,7 @@ class PriorModel:
     def fit(self, genes: Vector, active: Mask, costs: Vector) -> None:
         """Learn from evaluations how far each prior, and all of them together, can be trusted.
 
-        Args:
-            genes: The genes of the evaluations, shape `(evaluations, genes)`.
-            active: Whether each of these genes is active, same shape.
-            costs: The costs of the evaluations, shape `(evaluations, objectives)`. They are
-                infinite if one failed.
+        The costs, shape `(evaluations, objectives)`, are infinite if an evaluation failed.
         """
         densities = self.compute_log_densities(genes, active)
         own = active[:, self._indices]
@@ -122,16 +109,12 @@ class PriorModel:
         self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
 
     def compare(self, genes: Vector, active: Mask, costs: Vector) -> tuple[Vector, Vector]:
-        """Return how far evaluations agree with each prior.
+        """Return how far evaluations agree with each prior. The arguments are those of `fit`.
 
-        The arguments are those of `fit`. Evaluations in which a parameter is inactive do not count
-        for its prior.
-
-        Returns:
-            Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of
-            the prior density and of success. They are positive if costs are lower where the prior
-            is denser. The second has the same correlations divided by their standard deviation for
-            a useless prior. Both are 0 for fewer than 5.
+        The first result is Spearman's correlations of the ranks of the prior density and of
+        success, shape `(priors,)`. They are positive if costs are lower where the prior is denser.
+        The second result is the correlations divided by their standard deviation for a useless
+        prior. Both are 0 for fewer than 5 evaluations in which the parameter is active.
         """
         densities = self.compute_log_densities(genes, active)
         return _compare_ranks(densities, active[:, self._indices], _add_ranks(costs))
@@ -148,7 +131,11 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
     for prior, (densities, own) in enumerate(zip(log_densities.T, active.T, strict=True)):
         if own.sum() >= _MIN_COMPARED:
             within = ranks if own.all() else rank_values(ranks[own])
-            correlations[prior] = -_correlate(rank_values(densities[own]), within)
+            # The mean rank is half of the number.
+            within = within - len(within) / 2
+            denser = rank_values(densities[own]) - len(within) / 2
+            scale = math.sqrt((denser @ denser) * (within @ within))
+            correlations[prior] = -float(denser @ within / max(scale, 1e-9))
             deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
     return correlations, deviations
 
@@ -160,11 +147,6 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
     the run. It shows a wrong prior much earlier than correlations do. If several evaluations are
     equally close to the priors, the share is their mean: one of them alone may be bad because of
     parameters without a prior.
-
-    Args:
-        log_densities: The logarithm of the density of all priors for each evaluation, shape
-            `(evaluations,)`.
-        ranks: The ranks of the evaluations, same shape.
     """
     if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
         return 1.0
@@ -180,11 +162,3 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
 def _add_ranks(costs: Vector) -> Vector:
     """Return the ranks of the sums of ranks over all objectives, shape `(evaluations,)`."""
     return rank_values(np.sum([rank_values(column) for column in costs.T], axis=0))
-
-
-def _correlate(ranks: Vector, others: Vector) -> float:
-    """Return the correlation of two arrays of ranks; 0 if all of one array are equal."""
-    # The mean rank is half of the number.
-    ranks = ranks - len(ranks) / 2
-    others = others - len(others) / 2
-    return float(ranks @ others / max(math.sqrt((ranks @ ranks) * (others @ others)), 1e-9))

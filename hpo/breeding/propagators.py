@@ -1,15 +1,19 @@
-"""Make propagators by their names."""
+"""The interface of all propagators: ask for an individual, evaluate it, and tell its loss."""
 
 from __future__ import annotations
 
+import math
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pkgutil import resolve_name
 
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propagator import Propagator
+from hpo.breeding.population import Individual
 from hpo.options import PROPAGATORS
-from hpo.space import SearchSpace
+from hpo.space import Gene, SearchSpace
 
+_MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 # Each module is imported when it is needed: Optuna takes 0.4 s, and Propulate initialises MPI.
 _CLASSES = {
     "ga": "hpo.breeding.genetic:GeneticPropagator",
@@ -18,8 +22,84 @@ _CLASSES = {
     "pso": "hpo.breeding.propulate_compat:PSOPropagator",
     "nelder-mead": "hpo.breeding.propulate_compat:NelderMeadPropagator",
     "propulate": "hpo.breeding.propulate_compat:DefaultPropagator",
-    "random": "hpo.breeding.propagator:RandomPropagator",
+    "random": "hpo.breeding.propagators:RandomPropagator",
 }
+
+
+class Propagator(ABC):
+    """Breeds the individuals of one worker.
+
+    It sends no messages between ranks. Propagators of Propulate (cmaes, pso, nelder-mead,
+    propulate) import mpi4py, which initialises MPI. The arguments are those of `make_propagator`.
+
+    Attributes:
+        population: The evaluated individuals of the island, which can become parents.
+    """
+
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
+    ) -> None:
+        self.history = history
+        self.rng = rng
+        self.population: list[Individual] = []
+        self._worker = worker
+        self._workers = workers
+
+    def ask(self) -> Individual:
+        """Breed an individual that is new to the run and satisfies the constraints.
+
+        If ten tries do not breed one, it is drawn at random. If nothing new is left, any random
+        individual is returned.
+        """
+        self.history.update()
+        space = self.history.space
+        # Individuals that were replaced cannot be parents.
+        population = [individual for individual in self.population if individual.active]
+        for _ in range(_MOST_TRIES):
+            individual = Individual(space, self.breed(population) or self._draw_genes())
+            is_known = self.history.is_known(individual.params)
+            if not is_known and space.allows(individual.params):
+                break
+        else:
+            individual = Individual(space, self._draw_genes())
+        individual.rank = self._worker
+        individual.current = self._worker
+        self.history.start(individual)
+        return individual
+
+    def _draw_genes(self) -> Mapping[str, Gene]:
+        """Return the genes of a random individual, which is new to the run if possible."""
+        space = self.history.space
+        return space.encode(self.history.draw_new(self.rng) or space.draw(self.rng))
+
+    def tell(
+        self, individual: Individual, loss: float, *others: float, seconds: float = math.nan
+    ) -> None:
+        """Add an evaluated individual, which `ask` returned, to the population.
+
+        The loss is infinite or NaN if the evaluation has failed. The values of the other objectives
+        follow. The duration may be unknown.
+        """
+        individual.loss = loss if math.isfinite(loss) else math.inf
+        values = (individual.loss, *others)
+        individual.costs = self.history.objectives.compute_costs(values)
+        self.population.append(individual)
+        self.history.end(individual, values, seconds)
+
+    @abstractmethod
+    def breed(self, population: list[Individual]) -> Mapping[str, Gene] | None:
+        """Return the genes of an offspring, which may be known; None for a random individual.
+
+        Args:
+            population: The individuals of the island that can be parents.
+        """
+
+
+class RandomPropagator(Propagator):
+    """Draws individuals at random from the whole search space."""
+
+    def breed(self, population: list[Individual]) -> None:
+        """Return None, for a random individual."""
 
 
 def make_propagator(

@@ -10,7 +10,8 @@ import random
 import tempfile
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ import numpy as np
 
 from hpo.breeding.encoding import Vector
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
-from hpo.breeding.propagator import Propagator
+from hpo.breeding.population import Individual, select_emigrants, select_replaced
+from hpo.breeding.propagators import Propagator
 from hpo.process.lazy_import import import_lazily
 from hpo.space import Gene
 
@@ -63,21 +64,12 @@ migrator.Individual = Individual
 pollinator.Individual = Individual
 
 
-# Propulate's propagators return an individual, bred from a list of individuals.
-_Breed = Callable[[list[PropulateIndividual]], PropulateIndividual]
-
-
 class Exchange:
     """Exchanges the individuals of one worker with its island and with other islands.
 
-    Collective: construct it on all leaders.
-
-    Args:
-        leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
-        migration_probability: The expected number of migrations from an island while each of its
-            workers breeds one generation.
-        pollination: Whether copies of individuals are sent. Otherwise, individuals move.
-        is_multi_objective: Whether individuals are ranked by several objectives.
+    Collective: construct it on all leaders. The migration probability is the expected number of
+    migrations from an island while each of its workers breeds one generation. With pollination,
+    copies of individuals are sent. Otherwise, individuals move.
 
     Attributes:
         population: The individuals of the island that this worker knows.
@@ -100,9 +92,9 @@ class Exchange:
         sizes = [layout.count_island_workers(island) for island in range(layout.islands)]
         options: dict[str, Any] = {}
         if is_multi_objective:
-            options["emigration_propagator"] = partial(EmigrantSelection, rng=rng)
+            options["emigration_propagator"] = lambda count: partial(select_emigrants, count, rng)
         if is_multi_objective and pollination:
-            options["immigration_propagator"] = ReplacementSelection
+            options["immigration_propagator"] = lambda count: partial(select_replaced, count)
         # Propulate unpickles files in its checkpoint path. A new folder has none.
         with tempfile.TemporaryDirectory() as empty:
             self._propulator = (Pollinator if pollination else Migrator)(
@@ -140,7 +132,8 @@ class Exchange:
         Island, worker and generation identify an individual.
         """
         individual.island = self._island
-        individual.rank = individual.current = worker
+        individual.rank = worker
+        individual.current = worker
         individual.generation = self._generations[worker]
         individual.migration_steps = 0
         individual.migration_history = str(self._island)
@@ -187,7 +180,7 @@ class DefaultPropagator(Propagator):
         super().__init__(history, rng, worker, workers)
         limits = history.space.list_gene_limits()
         self._converter = _Converter(limits)
-        self._breed: _Breed = get_default_propagator(max(4, 2 * self._workers), limits, rng=rng)
+        self._breed = get_default_propagator(max(4, 2 * self._workers), limits, rng=rng)
 
     def breed(self, population: list[Individual]) -> dict[str, Gene]:
         """Return the genes of an offspring. They are a parent's if no operator applies."""
@@ -210,7 +203,7 @@ class CubePropagator(Propagator):
         self._breed = self._make_on_cube()
 
     @abstractmethod
-    def _make_on_cube(self) -> _Breed: ...
+    def _make_on_cube(self) -> Any: ...
 
     def breed(self, population: list[Individual]) -> dict[str, Gene] | None:
         """Return the genes of an offspring; None for the first individual."""
@@ -226,56 +219,46 @@ class CubePropagator(Propagator):
 class CMAESPropagator(CubePropagator):
     """Breeds by Propulate's active CMA-ES."""
 
-    def _make_on_cube(self) -> _Breed:
-        propagator: _Breed = CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
-        return propagator
+    def _make_on_cube(self) -> Any:
+        return CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
 
 
 class PSOPropagator(CubePropagator):
     """Breeds by Propulate's particle swarm."""
 
-    def _make_on_cube(self) -> _Breed:
+    def _make_on_cube(self) -> Any:
         # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
-        propagator: _Breed = StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
-        return propagator
+        return StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
 
 
 class NelderMeadPropagator(CubePropagator):
     """Breeds by Propulate's parallel Nelder-Mead."""
 
-    def _make_on_cube(self) -> _Breed:
+    def _make_on_cube(self) -> Any:
         start = np.array([self.rng.random() for _ in self._cube])
-        propagator: _Breed = ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
-        return propagator
+        return ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
 
 
+@dataclass
 class _Converter:
     """Converts individuals to those of Propulate, each once.
 
-    Args:
-        limits: The lowest and the highest gene of each parameter, after the conversion.
-        low: The numbers to subtract from the genes, shape `(genes,)`.
-        width: By what they are then divided, shape `(genes,)`.
+    The numbers `low` are subtracted from the genes, which are then divided by `width`. The limits
+    are those after the conversion.
     """
 
-    def __init__(
-        self,
-        limits: Mapping[str, tuple[Gene, Gene]],
-        low: Vector | float = 0.0,
-        width: Vector | float = 1.0,
-    ) -> None:
-        self._limits = limits
-        self._low = low
-        self._width = width
-        # By id. The original is stored, too, so that its id stays unique.
-        self._converted: dict[int, tuple[Individual, PropulateIndividual]] = {}
+    limits: Mapping[str, tuple[Gene, Gene]]
+    low: Vector | float = 0.0
+    width: Vector | float = 1.0
+    # By id. The original is stored, too, so that its id stays unique.
+    converted: dict[int, tuple[Individual, PropulateIndividual]] = field(default_factory=dict)
 
     def convert(self, individual: Individual) -> PropulateIndividual:
         """Return the individual of Propulate."""
-        if id(individual) not in self._converted:
-            position = (individual.position - self._low) / self._width
-            converted = PropulateIndividual(position, self._limits)
+        if id(individual) not in self.converted:
+            position = (individual.position - self.low) / self.width
+            converted = PropulateIndividual(position, self.limits)
             for name in ("loss", "generation", "rank", "island"):
                 setattr(converted, name, getattr(individual, name))
-            self._converted[id(individual)] = (individual, converted)
-        return self._converted[id(individual)][1]
+            self.converted[id(individual)] = (individual, converted)
+        return self.converted[id(individual)][1]

@@ -1,26 +1,32 @@
-"""Compute the merit of candidates by a surrogate: by models of losses, failures and durations."""
+"""Compute the merit of candidates by a surrogate: by models of losses, failures and durations.
+
+An acquisition function takes means and standard deviations, both of shape `(objectives,
+candidates)`. It returns merits of shape `(candidates,)`. The higher a merit, the better the
+candidate.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
-from scipy.special import log_ndtr, ndtri
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
-from hpo.breeding.acquisition import Acquisition, expected_improvement, lower_confidence_bound
 from hpo.breeding.encoding import Mask, Vector
 from hpo.breeding.evaluation_history import EvaluationHistory, SurrogateSample, find_informative
-from hpo.breeding.gaussian_process import GaussianProcess
-from hpo.breeding.loss_transforms import (
+from hpo.breeding.gaussian_process import (
+    GaussianProcess,
     apply_power_transform,
     compute_normal_scores,
     select_learned,
 )
+from hpo.dominance import find_non_dominated
 
+Acquisition = Callable[[Vector, Vector], Vector]
 Precision = type[np.floating[Any]]
 # Returns the logarithm of a factor of merits, at most 0, from the genes and the points of
 # candidates and a precision.
@@ -32,6 +38,18 @@ _EXPLORATION_SHARE = 0.5  # The share of suggestions that explore.
 # (benchmarks/search-quality.md).
 _KNOWN_DISTANCE = 0.01
 _MOST_FAILURES = 256  # The latest failures, with which candidates are compared.
+
+# Of the acquisition functions.
+# Distance of the lower confidence bound from the mean, in standard deviations.
+_BOUND_DEVIATIONS = 3.0
+_RAYS = 64
+# Distance of the reference point from the front, as a share of the extent of the front.
+_MARGIN = 0.1
+# Smooths the gain at 0, so that a candidate without a gain is better the closer it is to the front.
+_SMOOTHING = 0.01
+# The same for the gain of a bound, in standard deviations of the learned values.
+_BOUND_SMOOTHING = 0.1
+_FAR = -30.0
 
 # Of the success model.
 _MOST_EVALUATIONS = 256  # The latest ones. The time to learn grows with the cube of their number.
@@ -73,8 +91,7 @@ class Surrogate:
     evaluation probably fails, or if the user's priors do not expect it to be good. While time is
     scarce, it is also lower if the evaluation takes long.
 
-    Args:
-        context_size: The number of context values of an evaluation, which are additional inputs.
+    The context values of an evaluation, of which there are `context_size`, are additional inputs.
     """
 
     def __init__(
@@ -95,23 +112,36 @@ class Surrogate:
     def learn(self, sample: SurrogateSample) -> Callable[..., Vector]:
         """Learn from a sample, and return a function that computes the merits of candidates.
 
-        Pending evaluations are learned as if their losses were as predicted.
-
-        Returns:
-            A function that returns merits, shape `(candidates,)`: the higher, the better. Its first
-            argument is the genes of candidates, shape `(candidates, genes)`. Candidates that nearly
-            equal a known evaluation get the merit minus infinity. The second argument is a merit.
-            To save time, candidates with at most this merit keep it: they are not compared with
-            known evaluations, and what else lowers merits is ignored. The third argument is the
-            floating point type. Single precision is enough for screening.
+        Pending evaluations are learned as if their losses were as predicted. The first argument of
+        the function is the genes of candidates. Candidates that nearly equal a known evaluation get
+        the merit minus infinity. The second argument is a merit. To save time, candidates with at
+        most this merit keep it: they are not compared with known evaluations, and what else lowers
+        merits is ignored. The third argument is the floating point type. Single precision is enough
+        for screening.
         """
         succeeded = sample.succeeded
         chosen = np.flatnonzero(succeeded)[select_learned(sample.costs[succeeded])]
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
         running = self._encode_points(sample.running, sample.running_contexts)
         explores = self._generator.random() < _EXPLORATION_SHARE
-        models = self._learn_losses(sample, chosen, tried, running, explores)
-        acquire = self._choose_acquisition(sample, chosen, models, explores)
+        models = []
+        for costs, (score_model, loss_model) in zip(
+            sample.costs[chosen].T, self._models, strict=True
+        ):
+            if explores:
+                score_model.fit(tried, compute_normal_scores(costs), known=len(sample.costs))
+                models.append(score_model)
+            else:
+                loss_model.fit(tried, apply_power_transform(costs), known=len(sample.costs))
+                models.append(loss_model)
+            models[-1].assume_predictions(running)
+        lowest = models[0].lowest_mean
+        if len(sample.context):
+            # The lowest cost in this context: another context may allow lower costs.
+            points = self._encode_points(sample.genes[chosen], sample.context)
+            lowest = float(models[0].predict(points)[0].min())
+        make_acquisition = lower_confidence_bound if explores else expected_improvement
+        acquire = make_acquisition(models, self._generator, lowest)
         failed = np.flatnonzero(~succeeded)[-_MOST_FAILURES:]
         failures = self._encode_points(sample.genes[failed], sample.contexts[failed])
         known = np.vstack([tried, running, failures])
@@ -134,48 +164,6 @@ class Surrogate:
 
         return compute_merits
 
-    def _learn_losses(
-        self,
-        sample: SurrogateSample,
-        chosen: npt.NDArray[np.int64],
-        tried: Vector,
-        running: Vector,
-        explores: bool,
-    ) -> list[GaussianProcess]:
-        """Learn the costs of the chosen evaluations, and return the model of each objective.
-
-        Args:
-            chosen: The indices of the evaluations from which the models learn.
-            tried: Their points, shape `(chosen, coordinates)`.
-            running: The points of pending evaluations, shape `(pending, coordinates)`.
-            explores: Whether the first of the two models of each objective is used.
-        """
-        models = []
-        for costs, (score_model, loss_model) in zip(
-            sample.costs[chosen].T, self._models, strict=True
-        ):
-            model = score_model if explores else loss_model
-            transform = compute_normal_scores if explores else apply_power_transform
-            model.fit(tried, transform(costs), known=len(sample.costs))
-            model.assume_predictions(running)
-            models.append(model)
-        return models
-
-    def _choose_acquisition(
-        self,
-        sample: SurrogateSample,
-        chosen: npt.NDArray[np.int64],
-        models: list[GaussianProcess],
-        explores: bool,
-    ) -> Acquisition:
-        lowest = None
-        if len(sample.context):
-            # The lowest cost in this context: another context may allow lower costs.
-            points = self._encode_points(sample.genes[chosen], sample.context)
-            lowest = float(models[0].predict(points)[0].min())
-        acquisition = lower_confidence_bound if explores else expected_improvement
-        return acquisition(models, self._generator, lowest)
-
     def _learn_weights(
         self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector
     ) -> list[LogWeight]:
@@ -186,17 +174,14 @@ class Surrogate:
         informative = select_latest(find_informative(succeeded))
         if not succeeded[informative].all():
             points = self._encode_points(sample.genes[informative], sample.contexts[informative])
-            successes = self._success_model
-            successes.fit(points, succeeded[informative], known)
-            weights.append(
-                lambda _, points, precision: successes.compute_log_weight(points, precision)
-            )
-        scarcity = self._history.time_scarcity
-        durations = self._duration_model
-        if scarcity > 0 and durations.fit(tried, sample.seconds[chosen], scarcity, known):
-            weights.append(
-                lambda _, points, precision: durations.compute_log_weight(points, precision)
-            )
+            self._success_model.fit(points, succeeded[informative], known)
+            weights.append(lambda _, *others: self._success_model.compute_log_weight(*others))
+        budget = self._history.time_budget
+        scarcity = 0.0 if budget is None else budget.compute_scarcity(self._history.ended_count)
+        if scarcity > 0 and self._duration_model.fit(
+            tried, sample.seconds[chosen], scarcity, known
+        ):
+            weights.append(lambda _, *others: self._duration_model.compute_log_weight(*others))
         # An heir begins where its parent has ended. Priors do not say what is good from there.
         if not len(sample.context) and (priors := self._history.fit_prior_model()):
             find_active = self._history.encoding.find_active
@@ -207,6 +192,117 @@ class Surrogate:
         encoding = self._history.encoding
         points = encoding.encode_points(genes, encoding.find_active(genes))
         return np.hstack([points, np.broadcast_to(contexts, (len(genes), contexts.shape[-1]))])
+
+
+def lower_confidence_bound(
+    models: Sequence[GaussianProcess], rng: np.random.Generator, lowest: float
+) -> Acquisition:
+    """Return an acquisition function that prefers candidates with a low lower confidence bound.
+
+    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers
+    candidates whose bounds add the largest hypervolume to the front of the means. The method is
+    described by Srinivas et al., Gaussian process optimization in the bandit setting (2010).
+
+    There is a model for each objective. `lowest` is the mean to improve on, of a single objective.
+    """
+    if len(models) == 1:
+        return lambda mean, deviation: _log_softplus(
+            (lowest - mean[0] + _BOUND_DEVIATIONS * deviation[0]) / _BOUND_SMOOTHING
+        )
+    gain = HypervolumeImprovement(np.array([model.means for model in models]), rng)
+    return lambda mean, deviation: gain((mean - _BOUND_DEVIATIONS * deviation)[None])
+
+
+def expected_improvement(
+    models: Sequence[GaussianProcess], rng: np.random.Generator, lowest: float
+) -> Acquisition:
+    """Return an acquisition function that prefers the largest expected improvement on `lowest`.
+
+    For several objectives, it prefers the largest expected hypervolume improvement, averaged over
+    random draws from the predictions. The arguments are those of `lower_confidence_bound`. The
+    method is described by Jones et al., Efficient global optimization of expensive black-box
+    functions (1998), equation 15.
+    """
+    if len(models) == 1:
+        return lambda mean, deviation: (
+            np.log(deviation[0]) + log_expected_improvement((lowest - mean[0]) / deviation[0])
+        )
+    gain = HypervolumeImprovement(np.array([model.means for model in models]), rng)
+    drawn = rng.standard_normal((_RAYS, len(models), 1))
+    return lambda mean, deviation: gain(mean + deviation * drawn)
+
+
+class HypervolumeImprovement:
+    """Computes the hypervolume that candidates would add to a Pareto front of any dimension.
+
+    Rays in random directions start at the reference point. The reach of a front along a ray is a
+    power of the distance to the front. The exponent is the number of objectives. The hypervolume is
+    proportional to the average reach of all rays (Golovin and Zhang, Random hypervolume
+    scalarizations for provable multi-objective black box optimization, 2020, lemma 5). So a
+    candidate adds the average reach by which it exceeds the front. The front is that of the known
+    individuals, with predicted means of shape `(objectives, individuals)`.
+    """
+
+    def __init__(self, known: Vector, rng: np.random.Generator) -> None:
+        self._reference = compute_reference_point(known)[:, None]
+        span = self._reference - known.min(axis=1, keepdims=True)
+        rays = np.abs(rng.standard_normal((_RAYS, len(known), 1)))
+        rays /= np.linalg.norm(rays, axis=1, keepdims=True)
+        self._steps = rays * np.where(span > 0, span, 1.0)
+        self._front_reach = self._measure_reach(known[None]).max(axis=1, keepdims=True)
+
+    def __call__(self, costs: Vector) -> Vector:
+        """Return the logarithm of the hypervolume that each candidate adds.
+
+        The predicted costs have the shape `(rays, objectives, candidates)` if each ray has its own
+        random draw from the predictions. Otherwise, it is `(1, objectives, candidates)`.
+        """
+        ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
+        gained: Vector = np.logaddexp.reduce(_log_softplus(ahead), axis=0)
+        return gained
+
+    def _measure_reach(self, costs: Vector) -> Vector:
+        """Return the reach of candidates along rays, shape `(rays, candidates)`."""
+        far = ((self._reference - costs) / self._steps).min(axis=1)
+        reached: Vector = np.copysign(np.abs(far) ** len(self._reference), far)
+        return reached
+
+
+def _log_softplus(values: Vector) -> Vector:
+    """Return log(log(1 + exp(values))). Its limit far below zero is `values`."""
+    return np.where(values < _FAR, values, np.log(np.logaddexp(0.0, np.maximum(values, _FAR))))
+
+
+def compute_reference_point(known: Vector) -> Vector:
+    """Return the reference point, from which hypervolumes are measured.
+
+    In each objective, the point is higher than the highest mean of the front, by a tenth of the
+    range of the front. If the median of all known means is even higher, the point is at the median.
+    The known means have the shape `(objectives, individuals)`.
+    """
+    front = known[:, find_non_dominated(known.T)]
+    worst = front.max(axis=1)
+    margin = _MARGIN * (worst - front.min(axis=1))
+    reference: Vector = np.maximum(worst + margin, np.median(known, axis=1))
+    return reference
+
+
+def log_expected_improvement(standardized: Vector) -> Vector:
+    """Return the logarithm of the expected improvement, for a standard deviation of 1.
+
+    It is log(density(z) + z * distribution(z)) of the standard normal distribution, for predicted
+    improvements z, divided by their standard deviations. It is accurate even if z is far below zero
+    (Ament et al., Unexpected improvements to expected improvement for Bayesian optimization, 2023,
+    equation 9).
+    """
+    z = np.minimum(standardized, -1.0)
+    density = -(z**2) / 2 - math.log(2 * math.pi) / 2
+    with np.errstate(divide="ignore"):
+        share = np.log1p(z * math.sqrt(math.pi / 2) * erfcx(-z / math.sqrt(2)))
+    far = np.where(z < -1e3, -2 * np.log(-z), share)
+    z = np.maximum(standardized, -1.0)
+    near = np.log(np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) + z * ndtr(z))
+    return np.where(standardized < -1.0, density + far, near)
 
 
 class SuccessModel:
@@ -221,9 +317,6 @@ class SuccessModel:
     approximated by variational inference (Girolami and Rogers, Variational Bayesian multinomial
     probit regression with Gaussian process priors, 2006, equation 8): targets are the means of
     truncated normal distributions, and they and the latent values are updated in turn.
-
-    Args:
-        scale_indices: The index of the length scale of each coordinate, shape `(coordinates,)`.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64]) -> None:
@@ -232,13 +325,7 @@ class SuccessModel:
         self._latent: Vector = np.empty(0)
 
     def fit(self, points: Vector, succeeded: Mask, known: int) -> None:
-        """Learn which evaluations succeeded.
-
-        Args:
-            points: The points of the evaluations, shape `(evaluations, coordinates)`.
-            succeeded: Whether each evaluation succeeded, shape `(evaluations,)`.
-            known: The number of all ended evaluations, which may exceed the number of points.
-        """
+        """Learn which evaluations, of all that are `known`, succeeded at which points."""
         # The latent value far from all evaluations. It corresponds to the share of successes.
         self._offset = float(ndtri((succeeded.sum() + 1) / (len(succeeded) + 2)))
         signs = np.where(succeeded, 1.0, -1.0)
@@ -264,10 +351,6 @@ class SuccessModel:
         """Return the logarithm of the factor by which the chance to fail reduces merits.
 
         The factor is the fourth power of the probability of success.
-
-        Args:
-            points: The points of candidates, shape `(points, coordinates)`.
-            precision: The floating point type of the computation.
         """
         mean, deviation = self._model.predict(points, precision)
         latent = self._offset + _AMPLITUDE * mean
@@ -289,9 +372,6 @@ class DurationModel:
     algorithms, 2012, section 3.2). The exponent falls to 0 at the time limit (Lee et al.,
     Cost-aware Bayesian optimization, 2020, section 4): otherwise, the search would avoid long
     evaluations until the end, even if the best one is long.
-
-    Args:
-        scale_indices: The index of the length scale of each coordinate, shape `(coordinates,)`.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64]) -> None:
@@ -302,14 +382,8 @@ class DurationModel:
     def fit(self, points: Vector, seconds: Vector, scarcity: float, known: int) -> bool:
         """Learn durations, and return whether they matter.
 
-        They do not if they hardly differ, or if fewer than 5 are known.
-
-        Args:
-            points: The points of the evaluations, shape `(evaluations, coordinates)`.
-            seconds: The duration of each evaluation, shape `(evaluations,)`. Not positive or NaN if
-                it is unknown.
-            scarcity: How scarce time is, from 0 to 1.
-            known: The number of all ended evaluations, which may exceed the number of points.
+        They do not if they hardly differ, or if fewer than 5 are known. An unknown duration is NaN
+        or not positive.
         """
         usable = seconds > 0
         logs = np.log(seconds[usable])
@@ -327,10 +401,6 @@ class DurationModel:
 
         The factor is a power of 1 + seconds / median. So candidates that are much shorter than the
         median are hardly better than each other: most of the time is spent elsewhere.
-
-        Args:
-            points: The points of candidates, shape `(points, coordinates)`.
-            precision: The floating point type of the computation.
         """
         mean, _ = self._model.predict(points, precision)
         weight: Vector = -self._exponent * np.logaddexp(0.0, self._deviation * mean)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 import warnings
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.population import Individual
-from hpo.breeding.propagator import Propagator
+from hpo.breeding.propagators import Propagator
 from hpo.dominance import sort_best_first
-from hpo.space import Gene, Ordinal, Parameter
+from hpo.space import Gene, Ordinal
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import compute_costs
 from hpo.store.record import make_directions
@@ -25,13 +23,6 @@ from hpo.store.record import make_directions
 _COMPARED_EVALUATIONS = 20  # Number of last evaluations for comparison in a run with inheritance.
 # Trials of the sampler. Its time grows with them: for 10,000, one individual takes 0.2 s.
 _MOST_TRIALS = 512
-
-
-def _make_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the Optuna distribution of a parameter; of the choice's index if it is ordinal."""
-    if isinstance(parameter, Ordinal):
-        return IntDistribution(0, parameter.size - 1)
-    return parameter.make_distribution()
 
 
 class TPEPropagator(Propagator):
@@ -53,9 +44,10 @@ class TPEPropagator(Propagator):
     ) -> None:
         super().__init__(history, rng, worker, workers)
         self._parameters = history.space.parameters
-        self._distributions = {
-            name: _make_distribution(parameter) for name, parameter in self._parameters.items()
-        }
+        self._distributions = history.space.make_distributions()
+        for name, parameter in self._parameters.items():
+            if isinstance(parameter, Ordinal):  # The sampler learns the index of the choice.
+                self._distributions[name] = IntDistribution(0, parameter.size - 1)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -77,43 +69,33 @@ class TPEPropagator(Propagator):
         trial = self._study.ask(self._distributions)
         # It becomes an evaluation when it is claimed.
         self._study.tell(trial, state=TrialState.FAIL)
-        genes = {name: self._encode_gene(name, value) for name, value in trial.params.items()}
+        genes: dict[str, Gene] = {}
+        for name, value in trial.params.items():
+            parameter = self._parameters[name]
+            is_index = isinstance(parameter, Ordinal)
+            genes[name] = int(value) if is_index else parameter.encode(value)
         return self.history.space.round_genes(genes)
 
     def _learn(self) -> None:
-        """Add the new changes of the history to the study."""
-        for evaluation in self.history.changes[self._learned_count :]:
-            self._add_evaluation(evaluation)
-        self._learned_count = len(self.history.changes)
-
-    def _encode_gene(self, name: str, value: Any) -> Gene:
-        parameter = self._parameters[name]
-        return int(value) if isinstance(parameter, Ordinal) else parameter.encode(value)
-
-    def _encode_ordinals(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return hyperparameters with ordinal choices replaced by their indices."""
-        encoded = dict(params)
-        for name, value in params.items():
-            if isinstance(self._parameters[name], Ordinal):
-                encoded[name] = self._parameters[name].encode(value)
-        return encoded
-
-    def _add_evaluation(self, evaluation: Evaluation) -> None:
-        """Learn from an evaluation that has started or ended.
+        """Add the new changes of the history to the study.
 
         With population based training, the loss is replaced by a rank among the latest evaluations
         that have a parent, or among the latest that have none.
         """
         pool = self.history.parent_pool
-        if evaluation.has_succeeded and pool.uses_pbt:
-            cost = pool.compute_cost(evaluation)
-            last = self._last_costs[pool.find_context(evaluation) is not None]
-            last.append(cost)
-            better = sum(rival < cost for rival in last) + sum(rival == cost for rival in last) / 2
-            evaluation = replace(evaluation, loss=better / len(last))
-        elif evaluation.has_succeeded and evaluation.inherits is not None:
-            evaluation = replace(evaluation, state="failed")
-        self._add_to_study(evaluation)
+        for change in self.history.changes[self._learned_count :]:
+            evaluation = change
+            if evaluation.has_succeeded and pool.uses_pbt:
+                cost = pool.compute_cost(evaluation)
+                last = self._last_costs[pool.find_context(evaluation) is not None]
+                last.append(cost)
+                better = sum(rival < cost for rival in last)
+                equal = sum(rival == cost for rival in last)
+                evaluation = replace(evaluation, loss=(better + equal / 2) / len(last))
+            elif evaluation.has_succeeded and evaluation.inherits is not None:
+                evaluation = replace(evaluation, state="failed")
+            self._add_to_study(evaluation)
+        self._learned_count = len(self.history.changes)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
         """Add an evaluation to the study of the sampler, which ignores failed evaluations."""
@@ -125,9 +107,13 @@ class TPEPropagator(Propagator):
                 storage.set_trial_state_values(trial, TrialState.FAIL)
             return
         if (trial := self._trials.pop(evaluation.trial, None)) is None:
+            params = dict(evaluation.params)
+            for name in params:
+                if isinstance(parameter := self._parameters[name], Ordinal):
+                    params[name] = parameter.encode(params[name])
             template = create_trial(
                 state=TrialState.RUNNING,
-                params=self._encode_ordinals(evaluation.params),
+                params=params,
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
@@ -148,9 +134,8 @@ class TPEPropagator(Propagator):
         all pending evaluations.
         """
         known = list(self._known.values())
-        ranked = [
-            known[index] for index in sort_best_first(compute_costs(known, self.history.objectives))
-        ]
+        costs = compute_costs(known, self.history.objectives)
+        ranked = [known[index] for index in sort_best_first(costs)]
         best = ranked[: _MOST_TRIALS // 4]
         rest = ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]

@@ -12,7 +12,7 @@ from hpo.errors import UsageError
 from hpo.options import PROGRAM_OPTIONS, ProgramOptions
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
-from hpo.space.parsing import parse_parameter
+from hpo.space.parameters import parse_parameter
 
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _UNUSED_NAME = "nothing"

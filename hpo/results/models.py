@@ -31,12 +31,15 @@ from threadpoolctl import threadpool_limits
 
 from hpo.breeding.encoding import GeneEncoding, Mask, Vector
 from hpo.breeding.evaluation_history import find_informative
-from hpo.breeding.gaussian_process import GaussianProcess
-from hpo.breeding.loss_transforms import apply_power_transform, select_learned
+from hpo.breeding.gaussian_process import (
+    GaussianProcess,
+    apply_power_transform,
+    select_learned,
+)
 from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import Objectives
 from hpo.space import Categorical, Parameter, SearchSpace, Value
-from hpo.space.parsing import parse_parameter
+from hpo.space.parameters import parse_parameter
 from hpo.store.evaluations import Evaluation
 
 _MIN_COMPLETE = 20  # evaluations that a model needs

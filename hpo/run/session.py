@@ -29,7 +29,7 @@ from hpo.run.request import RunRequest, check_with_heirs
 from hpo.run.resolve_options import describe_changes
 from hpo.run.source_versions import describe_source_changes, keep_source
 from hpo.space import SearchSpace
-from hpo.space.priors import describe_priors
+from hpo.space.parameters import describe_priors
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation

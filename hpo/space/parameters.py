@@ -1,34 +1,37 @@
 """Hyperparameters: the values that each can have, and how a value is encoded.
 
-A value is encoded as a *gene*, the number that Propulate breeds. Each parameter has an Optuna
-distribution, which is stored in the study.
+A value is encoded as a *gene*, the number that Propulate breeds. A prior of a number is a normal
+distribution of the gene around the expected value. The range of the parameter cuts it off. A prior
+of a categorical parameter makes the expected choice more likely than each other choice. The widths
+are those of NePS (https://github.com/automl/neps).
 """
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Union
-
-from hpo.space.values import (
-    convert_to_plain,
-    find_wrong_bounds,
-    format_with_type,
-    list_elements,
-    normalize_condition,
-    round_float,
-    round_inwards,
-)
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+from random import Random
+from typing import Any, Union
 
 Value = Union[bool, int, float, str]
 Gene = Union[int, float]
 """The number that encodes a value. Propulate breeds genes, not values."""
+DEVIATIONS = {"low": 0.5, "medium": 0.25, "high": 0.125}
+"""The standard deviation of a prior by its confidence, as a share of the parameter's range."""
+ODDS = {"low": 2, "medium": 4, "high": 6}
+"""How many times as likely as each other choice the expected choice is, by confidence."""
 
+_LARGEST_FLOAT = sys.float_info.max
+_MOST_CHOICES = 100  # A message does not list more choices than these.
+
+# The relative error of exp(log(x)) is at most about 1e-13 for float64. With 12 digits, a value that
+# is encoded and decoded does not change. Two individuals are different if they differ in these
+# digits.
+_SIGNIFICANT_DIGITS = 12
 # Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
 # Relative to the larger bound. If steps are smaller, Optuna confuses neighbouring values.
@@ -37,6 +40,7 @@ _RELATIVE_ROUNDING = 1e-9  # A value that differs by less from a step is taken a
 # A resumed run must have the same search space, but these arguments may differ. So the `repr` omits
 # them.
 _CHANGEABLE = ("mutable", "prior", "confidence")
+_WRONG_ARGUMENT = "its arguments must be numbers, strings, True or False"
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,20 +56,14 @@ class BaseParameter:
         object.__setattr__(self, "when", normalize_condition(self.when))
 
     def __repr__(self) -> str:
-        shown = {
-            name: getattr(self, name)
-            for name in self.__dataclass_fields__
-            if name not in _CHANGEABLE
-        }
+        fields = self.__dataclass_fields__
+        shown = {name: getattr(self, name) for name in fields if name not in _CHANGEABLE}
         shown["when"] = shown.pop("when")  # moved to the end
-        positional = (
-            shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
-        )
-        options = [
-            f"{name}={v!r}"
-            for name, v in shown.items()
-            if v != self.__dataclass_fields__[name].default
-        ]
+        if "choices" in shown:
+            positional = shown.pop("choices")
+        else:
+            positional = (shown.pop("low"), shown.pop("high"))
+        options = [f"{name}={v!r}" for name, v in shown.items() if v != fields[name].default]
         return f"{type(self).__name__}({', '.join([*map(repr, positional), *options])})"
 
 
@@ -149,11 +147,9 @@ class Int(BaseParameter):
 
     def accepts(self, value: object) -> bool:
         """Return whether this parameter can have a value. The type must match too."""
-        return (
-            type(value) is int
-            and self.low <= value <= self.high
-            and (value - self.low) % self.step == 0
-        )
+        if type(value) is not int or not self.low <= value <= self.high:
+            return False
+        return (value - self.low) % self.step == 0
 
     def convert(self, value: Any) -> Any:
         """Return a whole float as an int. Other values are returned unchanged."""
@@ -167,18 +163,9 @@ class Int(BaseParameter):
         """Return the value of a gene. Genes outside the limits count as the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
-        value = (
-            round(math.exp(nearest))
-            if self.log
-            else self.low + (round(nearest) - self.low) * self.step
-        )
-        return min(max(value, self.low), self.high)
-
-    def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution of this parameter."""
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
+        if self.log:
+            return min(max(round(math.exp(nearest)), self.low), self.high)
+        return self.low + (round(nearest) - self.low) * self.step
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,7 +211,8 @@ class Float(BaseParameter):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.find_problem() is None:
-            low, high = float(self.low), float(self.high)
+            low = float(self.low)
+            high = float(self.high)
             object.__setattr__(self, "low", round_inwards(low, high))
             object.__setattr__(self, "high", round_inwards(high, low))
             object.__setattr__(self, "step", None if self.step is None else float(self.step))
@@ -235,13 +223,17 @@ class Float(BaseParameter):
         for bound in (self.low, self.high):
             if type(bound) not in (int, float):
                 return f"the bounds of a Float must be numbers, got {format_with_type(bound)}"
-        return (
-            find_wrong_bounds(self.low, self.high)
-            or _find_scale_problem(self)
-            or (None if self.step is None else self._find_step_problem(self.step))
-        )
+        if not all(-_LARGEST_FLOAT <= bound <= _LARGEST_FLOAT for bound in (self.low, self.high)):
+            return "the bounds of a Float must be finite"
+        if not math.isfinite(float(self.high) - float(self.low)):
+            return f"the bounds of a Float must be at most {_LARGEST_FLOAT:.1e} apart"
+        if not self.low < self.high:
+            return "low must be less than high in 12 significant digits"
+        return _find_scale_problem(self) or self._find_step_problem(self.step)
 
     def _find_step_problem(self, step: Any) -> str | None:
+        if step is None:
+            return None
         if type(step) not in (int, float) or not 0 < step < 1e308:
             return f"the step of a Float must be a positive number, got {format_with_type(step)}"
         if step < _SMALLEST_RELATIVE_STEP * max(abs(self.low), abs(self.high)):
@@ -259,16 +251,10 @@ class Float(BaseParameter):
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene (number that encodes a value).
-
-        They are the bounds, the logarithms of the bounds with `log`, or 0 and the number of steps
-        with a `step`.
-        """
-        return (
-            (0, int(self.size) - 1)
-            if self.step
-            else (self.encode(self.low), self.encode(self.high))
-        )
+        """The lowest and the highest gene (number that encodes a value)."""
+        if self.step:
+            return 0, int(self.size) - 1
+        return self.encode(self.low), self.encode(self.high)
 
     @property
     def size(self) -> float:
@@ -314,12 +300,6 @@ class Float(BaseParameter):
         value = round_float(math.exp(gene) if self.log else float(gene))
         return min(max(value, self.low), self.high)
 
-    def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution of this parameter."""
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
 
 def _find_scale_problem(parameter: Int | Float) -> str | None:
     if type(parameter.log) is not bool:
@@ -359,7 +339,6 @@ class _Choices(BaseParameter):
             object.__setattr__(self, "prior", self.convert(convert_to_plain(prior)))
 
     def find_problem(self) -> str | None:
-        """Return why the choices are not valid, or None if they are."""
         if not self.choices:
             return "there must be at least one choice"
         for choice in self.choices:
@@ -381,40 +360,28 @@ class _Choices(BaseParameter):
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene (number that encodes a value)."""
         return 0, len(self.choices) - 1
 
     @property
     def size(self) -> int:
-        """The number of values that the parameter can have."""
         return len(self.choices)
 
     def list_values(self) -> Iterator[Value]:
-        """Yield all values that the parameter can have."""
         yield from self.choices
 
     def accepts(self, value: object) -> bool:
-        """Return whether a value is one of the choices, and has the same type."""
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def convert(self, value: Any) -> Any:
-        """Return the choice that equals a number. Other values are returned unchanged."""
-        is_number = type(value) in (int, float) and value in self.choices
-        return self.choices[self.choices.index(value)] if is_number else value
+        if type(value) in (int, float) and value in self.choices:
+            return self.choices[self.choices.index(value)]
+        return value
 
     def encode(self, value: Value) -> Gene:
-        """Return the gene (number) that encodes a value."""
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value of a gene. Genes outside the limits count as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
-
-    def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution of this parameter."""
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.choices)
 
 
 class Categorical(_Choices):
@@ -463,22 +430,175 @@ def is_conditional(text: str) -> bool:
     return ", when={" in text
 
 
-def find_middle_gene(parameter: Parameter) -> Gene:
-    """Return the gene in the middle of the limits."""
-    low, high = parameter.limits
-    return (low + high) / 2 if parameter.is_continuous else (int(low) + int(high)) // 2
-
-
 def format_parameter(parameter: Any) -> str:
     """Return a parameter as Python code, with all its arguments.
 
     The `repr` of a parameter omits the arguments that may differ in a resumed run: `mutable`,
     `prior`, `confidence`.
     """
-    changeable = (("mutable", False), ("prior", None), ("confidence", "medium"))
-    options = [
-        f", {name}={getattr(parameter, name)!r}"
-        for name, default in changeable
-        if repr(getattr(parameter, name)) != repr(default)  # Arrays cannot be compared.
-    ]
-    return f"{repr(parameter)[:-1]}{''.join(options)})"
+    text = repr(parameter)[:-1]
+    for name in _CHANGEABLE:
+        value = getattr(parameter, name)
+        if repr(value) != repr(
+            BaseParameter.__dataclass_fields__[name].default
+        ):  # It may be an array.
+            text += f", {name}={value!r}"
+    return f"{text})"
+
+
+def draw_uniform_gene(parameter: Parameter, rng: Random) -> Gene:
+    """Return a random gene, uniform between the parameter's limits."""
+    low, high = parameter.limits
+    return rng.uniform(low, high) if parameter.is_continuous else rng.randint(int(low), int(high))
+
+
+def draw_prior_gene(parameter: Parameter, rng: Random) -> Gene:
+    """Return a random gene from a parameter's prior, or a uniform one if it has no prior."""
+    if parameter.prior is None:
+        return draw_uniform_gene(parameter, rng)
+    expected = parameter.encode(parameter.prior)
+    low, high = parameter.limits
+    if isinstance(parameter, Categorical):
+        odds = ODDS[parameter.confidence]
+        if rng.random() * (high + odds) < odds:
+            return expected
+        other = rng.randrange(int(high))
+        return other if other < expected else other + 1
+    deviation = compute_deviation(parameter)
+    while True:
+        gene: Gene = rng.gauss(expected, deviation)
+        if not parameter.is_continuous:
+            gene = round(gene)
+        if low <= gene <= high:
+            return gene
+
+
+def compute_deviation(parameter: Parameter) -> float:
+    """Return the standard deviation of the gene of a number around the expected value."""
+    low, high = parameter.limits
+    return DEVIATIONS[parameter.confidence] * (high - low + (not parameter.is_continuous))
+
+
+def describe_priors(parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return each parameter with a prior as text. A resumed run may have other priors."""
+    given = {name: each for name, each in parameters.items() if each.prior is not None}
+    return {name: format_parameter(each) for name, each in given.items()}
+
+
+def parse_parameter(text: str) -> Parameter:
+    """Return the parameter that code such as `Float(1e-4, 1e-1, log=True)` describes.
+
+    The code is not run. The arguments are numbers, strings, booleans, dicts and ranges. Raise a
+    ValueError for any other text.
+    """
+    classes: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"{text!r} is not a parameter") from None
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Name)
+        or call.func.id not in classes
+    ):
+        raise ValueError(f"a parameter must be a {', '.join(classes)}, got {text!r}")
+    values = [_read_value(node) for node in call.args]
+    if any(keyword.arg is None for keyword in call.keywords):  # **options
+        raise ValueError(_WRONG_ARGUMENT)
+    options = {str(keyword.arg): _read_value(keyword.value) for keyword in call.keywords}
+    try:
+        parameter: Parameter = classes[call.func.id](*values, **options)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return parameter
+
+
+def _read_value(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Dict):
+        return {
+            _read_value(key): _read_value(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+        }
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "range"
+        and node.args
+    ):
+        return range(*map(_read_value, node.args))
+    try:
+        if node is not None:  # The key of **more in a dict is None.
+            return ast.literal_eval(node)
+        raise ValueError
+    except ValueError:
+        raise ValueError(_WRONG_ARGUMENT) from None
+
+
+def round_float(value: float) -> float:
+    """Round to 12 significant digits. All floats of hyperparameters are rounded in this way."""
+    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
+
+
+def round_inwards(value: float, inside: float) -> float:
+    """Round a bound of a range to 12 significant digits, so that it does not leave the range.
+
+    Args:
+        inside: A number in the range. It shows the direction in which the bound may be moved.
+    """
+    rounded = round_float(value)
+    if (rounded - value) * (inside - value) >= 0 or rounded == value:
+        return rounded
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - _SIGNIFICANT_DIGITS + 1)
+    return round_float(rounded + math.copysign(step, inside - value))
+
+
+def list_elements(value: object) -> list[Any] | None:
+    """Return the elements of a collection, a set's sorted; None for any other value.
+
+    The list is empty if there are more than 100 elements.
+    """
+    value = convert_to_plain(value)
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
+        return None
+    return [] if len(value) > _MOST_CHOICES else _list_in_order(value)
+
+
+def normalize_condition(when: Any) -> Any:
+    """Return a condition whose values are plain Python values, lists and ranges.
+
+    Sets become sorted lists. Ranges are not converted, because they may be long. If `when` is not a
+    dict, it is returned unchanged.
+    """
+    if not isinstance(when, Mapping):
+        return when
+    condition = {}
+    for name, given in when.items():
+        values = convert_to_plain(given)
+        if isinstance(values, Collection) and not isinstance(values, (str, bytes, range)):
+            values = [convert_to_plain(value) for value in _list_in_order(values)]
+        condition[name] = values
+    return condition
+
+
+def _list_in_order(values: Collection[Any]) -> list[Any]:
+    if not isinstance(values, (set, frozenset)):
+        return list(values)
+    try:
+        return sorted(values)
+    except TypeError:
+        return sorted(values, key=repr)
+
+
+def convert_to_plain(value: Any) -> Any:
+    """Return a scalar or an array of numpy as plain Python values, others unchanged."""
+    # The method tolist belongs to values of numpy, and also returns a scalar.
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def format_with_type(value: object) -> str:
+    """Return a value and its type as text, since often only the type is wrong."""
+    kind = type(value)
+    # The repr of a number is 8 in numpy 1, and np.int64(8) in numpy 2.
+    shown = str(value) if getattr(value, "ndim", None) == 0 else repr(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{shown} ({module}{kind.__qualname__})"

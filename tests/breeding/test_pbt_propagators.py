@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.parent_pool import ParentPool
+from hpo.breeding.evaluation_history import EvaluationHistory, ParentPool
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.tpe import TPEPropagator

@@ -14,19 +14,26 @@ import pytest
 from scipy import integrate, stats
 
 from hpo import Float, SearchSpace
-from hpo.breeding import acquisition, surrogate
-from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improvement
+from hpo.breeding import surrogate
 from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget, find_informative
-from hpo.breeding.gaussian_process import GaussianProcess, Vector
-from hpo.breeding.islands import RecordedHistory
-from hpo.breeding.loss_transforms import (
+from hpo.breeding.gaussian_process import (
+    GaussianProcess,
+    Vector,
     apply_power_transform,
     compute_normal_scores,
     select_learned,
 )
+from hpo.breeding.islands import RecordedHistory
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.surrogate import DurationModel, SuccessModel, Surrogate, select_latest
+from hpo.breeding.surrogate import (
+    DurationModel,
+    HypervolumeImprovement,
+    SuccessModel,
+    Surrogate,
+    log_expected_improvement,
+    select_latest,
+)
 from hpo.dominance import compute_hypervolume
 from hpo.objectives import ONLY_LOSS
 from hpo.space import Value
@@ -270,9 +277,9 @@ def test_hypervolume_improvement_is_the_added_hypervolume(
     rng = np.random.default_rng(0)
     known, candidates = rng.random((objectives, 30)), 0.5 * rng.random((objectives, 200))
     reference = known.max(axis=1)
-    monkeypatch.setattr(acquisition, "_RAYS", 5000)
-    monkeypatch.setattr(acquisition, "_SMOOTHING", 1e-4)
-    monkeypatch.setattr(acquisition, "compute_reference_point", lambda *_: reference)
+    monkeypatch.setattr(surrogate, "_RAYS", 5000)
+    monkeypatch.setattr(surrogate, "_SMOOTHING", 1e-4)
+    monkeypatch.setattr(surrogate, "compute_reference_point", lambda *_: reference)
     before = compute_hypervolume(known.T, reference)
     added = np.array(
         [compute_hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T]

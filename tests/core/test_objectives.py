@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpo import Categorical, Float, Int, SearchSpace, maximize
-from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
+from hpo.breeding.population import Individual, select_emigrants, select_replaced
 from hpo.dominance import compute_hypervolume
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
@@ -303,14 +303,14 @@ def test_emigrants_are_of_the_front_and_replace_the_worst() -> None:
         make_bred_individual(9.0, 9.0),
         make_bred_individual(math.inf, math.inf),
     ]
-    emigrants = EmigrantSelection(1, random.Random(0))
-    sent = {emigrants(population)[0].loss for _ in range(50)}
+    rng = random.Random(0)
+    sent = {select_emigrants(1, rng, population)[0].loss for _ in range(50)}
     assert sent == {1.0, 5.0, 9.0}
-    assert all(emigrants(population)[0].costs != (9.0, 9.0) for _ in range(50))
-    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, (
+    assert all(select_emigrants(1, rng, population)[0].costs != (9.0, 9.0) for _ in range(50))
+    assert len({id(sent) for sent in select_emigrants(5, random.Random(0), population)}) == 5, (
         "All must emigrate."
     )
-    assert [gone.costs for gone in ReplacementSelection(2)(population)] == [
+    assert [gone.costs for gone in select_replaced(2, population)] == [
         (9.0, 9.0),
         (math.inf, math.inf),
     ]

@@ -18,7 +18,7 @@ from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.results.models import Importance, compute_importances
 from hpo.results.summary import Summary
-from hpo.space.parsing import parse_parameter
+from hpo.space.parameters import parse_parameter
 from hpo.store.evaluations import Evaluation
 from hpo.views.summary_tables import print_tables
 from tests.searches.conditional import space as CONDITIONAL

@@ -18,9 +18,7 @@ from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import ONLY_LOSS
 from hpo.problem import dump_space, load_space
 from hpo.results.models import compare_priors
-from hpo.space.parameters import format_parameter
-from hpo.space.parsing import parse_parameter
-from hpo.space.priors import describe_priors
+from hpo.space.parameters import describe_priors, format_parameter, parse_parameter
 from tests.support.evaluations import make_evaluation
 from tests.support.simulation import SimulatedIslands, simulate
 

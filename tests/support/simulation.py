@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.searchers import Searcher
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
+from hpo.breeding.population import Individual, select_emigrants, select_replaced
 from hpo.breeding.propagators import make_propagator
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
@@ -37,8 +37,7 @@ class SimulatedIslands:
     ) -> None:
         self.history = EvaluationHistory(space, objectives)
         self._rng = random.Random(seed)
-        self._emigrants = EmigrantSelection(1, random.Random(seed))
-        self._replaced = ReplacementSelection(1)
+        self._emigration_rng = random.Random(seed)
         self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
         self._pending: dict[int, Individual] = {}
@@ -79,7 +78,7 @@ class SimulatedIslands:
         if self._rng.random() > _EXCHANGE:
             return
         own = self._populations[worker // self._size]
-        (best,) = self._emigrants(own)
+        (best,) = select_emigrants(1, self._emigration_rng, own)
         for population in self._populations:
             if population is not own:
                 self._add_migrant(copy.deepcopy(best), population)
@@ -88,7 +87,7 @@ class SimulatedIslands:
         migrant.current = self._rng.randrange(self._size)
         population.append(migrant)
         replaceable = [one for one in population if one.current == migrant.current]
-        (worst,) = self._replaced(replaceable)
+        (worst,) = select_replaced(1, replaceable)
         population[:] = [one for one in population if one is not worst]
 
 
