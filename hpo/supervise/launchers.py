@@ -34,9 +34,6 @@ _FLAGS = frozenset(
 class Launcher(ABC):
     """A command line that starts the ranks of a job on several hosts.
 
-    Args:
-        environment: The environment variables of the launcher.
-
     Attributes:
         capacities: The largest number of ranks on each host. Empty if it is not known.
         ranks: The number of ranks of the whole job.
@@ -51,8 +48,7 @@ class Launcher(ABC):
         self.ranks = _read_number(self.find_value(*self._RANKS)) or sum(self.capacities.values())
 
     @abstractmethod
-    def _find_capacities(self) -> Mapping[str, int]:
-        """Return the largest number of ranks on each host; an empty mapping if it is not known."""
+    def _find_capacities(self) -> Mapping[str, int]: ...
 
     @abstractmethod
     def list_hosts(self) -> list[str]:
@@ -69,11 +65,10 @@ class Launcher(ABC):
     def find_value(self, *names: str) -> str:
         """Return the value of an option of the launcher, given by any name; "" if not given."""
         position = _find_words(self.words, names)
-        return "" if position is None else _join(self.words[slice(*position)])
-
-    def has_option(self, *names: str) -> bool:
-        """Return whether an option of the launcher is given."""
-        return _find_words(self.words, names) is not None
+        if position is None:
+            return ""
+        word, *value = self.words[slice(*position)]  # -n 4, --ntasks=4 or -n4
+        return value[0] if value else word.partition("=")[2] or word.lstrip("-")[1:]
 
 
 class Srun(Launcher):
@@ -82,16 +77,15 @@ class Srun(Launcher):
     _RANKS = ("-n", "--ntasks")
 
     def _find_capacities(self) -> Mapping[str, int]:
-        if self.has_option("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude"):
+        if _find_words(self.words, ("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude")):
             return {}  # The user has chosen nodes.
         nodes = expand_nodes(self.environment.get("SLURM_JOB_NODELIST", ""))
         per_node = expand_counts(self.environment.get("SLURM_TASKS_PER_NODE", ""))
         if each := _read_number(self.find_value("--ntasks-per-node")):
             per_node = [each] * len(nodes)
         elif total := _read_number(self.find_value(*self._RANKS)):
-            per_node = [
-                total // len(nodes) + (index < total % len(nodes)) for index in range(len(nodes))
-            ]
+            share, rest = divmod(total, max(1, len(nodes)))
+            per_node = [share + (index < rest) for index in range(len(nodes))]
         return dict(zip(nodes, per_node, strict=True)) if len(per_node) == len(nodes) else {}
 
     def list_hosts(self) -> list[str]:
@@ -128,14 +122,13 @@ class Mpirun(Launcher):
 
     def _find_capacities(self) -> Mapping[str, int]:
         slots = _count_slots(self.find_value(*self._LISTS).split(","))
-        with suppress(OSError):
-            slots = slots or _count_slots(
-                Path(self.find_value(*self._FILES) or os.devnull).read_text().splitlines()
-            )
+        if not slots:
+            with suppress(OSError):
+                file = Path(self.find_value(*self._FILES) or os.devnull)
+                slots = _count_slots(file.read_text().splitlines())
         ranks = _read_number(self.find_value(*self._RANKS))
-        each = _read_number(self.find_value(*self._RANKS_PER_HOST)) or -(
-            -ranks // max(1, len(slots))
-        )
+        each = _read_number(self.find_value(*self._RANKS_PER_HOST))
+        each = each or -(-ranks // max(1, len(slots)))
         return {host: count or each for host, count in slots.items()}
 
     def list_hosts(self) -> list[str]:
@@ -165,14 +158,15 @@ class Mpirun(Launcher):
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher of a command line; None unless it starts ranks on several known hosts."""
     name = Path(words[0]).name
-    launcher: Launcher | None = None
+    launcher: Launcher
     if name == "srun" and environment.get("SLURM_JOB_ID"):
         launcher = Srun(words, environment)
     elif name.startswith(("mpirun", "mpiexec")):
         launcher = Mpirun(words, environment)
-    if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values()):
-        return launcher
-    return None
+    else:
+        return None
+    is_known = len(launcher.capacities) > 1 and all(launcher.capacities.values())
+    return launcher if is_known else None
 
 
 def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] | None:
@@ -182,10 +176,8 @@ def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] |
         word = words[index]
         if word in names and index + 1 < end:
             return index, index + 2
-        is_short = any(
-            re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name)
-        )
-        if word.partition("=")[0] in names or is_short:
+        short = re.fullmatch(r"(-[a-zA-Z])\d+", word)
+        if word.partition("=")[0] in names or (short and short[1] in names):
             return index, index + 1
     return None
 
@@ -224,21 +216,13 @@ def _count_slots(entries: Sequence[str]) -> dict[str, int]:
         if match:
             names[match[1]] += 1
             found[match[1]] = int(match[2] or match[3] or 0)
-    return {
-        host: slots or (names[host] if max(names.values()) > 1 else 0)
-        for host, slots in found.items()
-    }
+    if max(names.values(), default=0) > 1:
+        return {host: slots or names[host] for host, slots in found.items()}
+    return found
 
 
 def _read_number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _join(words: Sequence[str]) -> str:
-    """Return the value in the words of an option: ``-n 4``, ``-n4`` or ``--ntasks=4``."""
-    if len(words) == 2:
-        return words[1]
-    return words[0].partition("=")[2] or words[0].lstrip("-")[1:]
 
 
 def find_option(words: Sequence[str], name: str) -> str | None:
@@ -266,7 +250,6 @@ def set_option(words: Sequence[str], name: str, *value: object) -> list[str]:
 
 def _cut_program(words: Sequence[str]) -> list[str]:
     """Return the words before the ``--`` of a search, and not that of the launcher."""
-    search = next(
-        (index for index, word in enumerate(words) if word == "search" or word.endswith(".py")), 0
-    )
-    return list(words[: words.index("--", search)] if "--" in words[search:] else words)
+    is_search = [word == "search" or word.endswith(".py") for word in words]
+    start = is_search.index(True) if True in is_search else 0
+    return list(words[: words.index("--", start)] if "--" in words[start:] else words)

@@ -16,9 +16,8 @@ from hpo.errors import ExitStatus, UsageError
 from hpo.layout import Layout
 from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
-from hpo.supervise.batch_host_guard import BatchHostGuard
 from hpo.supervise.launchers import Launcher, find_launcher, find_option, set_option
-from hpo.supervise.slurm import start_silently
+from hpo.supervise.slurm import BatchHostGuard, start_silently
 from hpo.text_format import format_count, format_duration
 
 _SECONDS_TO_ANSWER = 15.0  # of a host
@@ -40,7 +39,6 @@ class StartPlan:
     """How a job starts: its command line, and its hosts."""
 
     words: list[str]
-    """The command line."""
     workers: int
     """Number of workers; 0 if the hosts that answer have too few ranks for one."""
     ranks: str = ""
@@ -58,22 +56,16 @@ class StartPlan:
         text = f"{', '.join(lost)} do{'es' * (len(lost) == 1)} not answer; " if lost else ""
         if not self.workers:
             return f"{text}too few ranks are left for a worker; waiting for hosts"
-        return f"{text}restarting it" + (
-            f" with {self.ranks}" if self.missing or before.missing else ""
-        )
+        if self.missing or before.missing:
+            return f"{text}restarting it with {self.ranks}"
+        return f"{text}restarting it"
 
 
 class Supervisor:
     """Runs a job, and restarts it with --resume when it crashes.
 
-    Args:
-        command: The command of a launcher such as mpirun, with --run-dir.
-        restarts: The largest number of restarts in a row without progress. Progress means that an
-            evaluation has ended.
-        print_message: A function that receives each message for the user.
-
-    Raises:
-        UsageError: The command has no --run-dir, or `restarts` is negative.
+    There are at most `restarts` in a row without progress, which means that an evaluation has
+    ended. The command is that of a launcher such as mpirun, with --run-dir.
     """
 
     def __init__(
@@ -84,7 +76,13 @@ class Supervisor:
         self._command = list(command)
         self._max_restarts = restarts
         self._print_message = print_message
-        self._run_dir = Path(find_option(command, "--run-dir") or _raise_missing_run_dir())
+        run_dir = find_option(command, "--run-dir")
+        if not run_dir:
+            raise UsageError(
+                "the command must have --run-dir, so that the run can be resumed, such as: "
+                "hpo supervise mpirun -n 8 python run_islands.py --run-dir runs/NAME"
+            )
+        self._run_dir = RunDir(Path(run_dir))
         self._storage = find_option(command, "--storage")
         self._job: subprocess.Popen[bytes] | None = None
         self._stopped_at: float | None = None
@@ -95,10 +93,11 @@ class Supervisor:
         # A signal may be ignored already, for example because of nohup.
         signals = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._on_signal) for number in signals}
+        guard = BatchHostGuard(os.environ)
         try:
-            with BatchHostGuard(os.environ) as guard:
-                return self._run_until_final(guard)
+            return self._run_until_final(guard)
         finally:
+            guard.end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -111,11 +110,11 @@ class Supervisor:
         plan = StartPlan(self._command, 1)
         while True:
             guard.restart(plan.missing)
-            holder_before = self._holder
+            holder_before = self._run_dir.holder
             since = time.time()
             status = self._run_once(plan.words)
             # A run that ends normally removes its holder.
-            has_crashed = self._holder not in ("", holder_before)
+            has_crashed = self._run_dir.holder not in ("", holder_before)
             if status in _FINAL_STATUSES and not has_crashed:
                 return status
             if self._is_stopped() or (not has_crashed and self._has_concluded(since)):
@@ -138,14 +137,13 @@ class Supervisor:
                 return ExitStatus.UNFINISHED
             lost = plan.list_lost_hosts(before)
             count = f" ({failed_starts} of {self._max_restarts} without progress)"
-            count = count if progress == 0 else ""
-            self._print_message(f"{crash}; {plan.describe(before)}{count}")
+            self._print_message(f"{crash}; {plan.describe(before)}{count * (progress == 0)}")
             limit = _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END
             if not self._pause(compute_pause(failed_starts), limit):
                 return ExitStatus.UNFINISHED
-            if lost and not RunDir(self._run_dir).is_in_use:
+            if lost and not self._run_dir.is_in_use:
                 # The loss of a host is the cause, and not an evaluation.
-                RunDir(self._run_dir).mark_ended()
+                self._run_dir.mark_ended()
             plan = self._wait_for_hosts(plan)
             if not plan.workers:
                 return ExitStatus.UNFINISHED if self._is_stopped() else status
@@ -167,11 +165,11 @@ class Supervisor:
         end = time.monotonic() + _SECONDS_FOR_HOSTS
         while not plan.workers and time.monotonic() < end and self._pause(_LONGEST_PAUSE, 0):
             plan = self._plan_restart()
+        text = f"restarting it with {plan.ranks}"
+        if not plan.workers:
+            waited = format_duration(_SECONDS_FOR_HOSTS)
+            text = f"after {waited}, too few ranks are left for a worker; gave up"
         if not self._is_stopped():
-            text = f"restarting it with {plan.ranks}"
-            if not plan.workers:
-                waited = format_duration(_SECONDS_FOR_HOSTS)
-                text = f"after {waited}, too few ranks are left for a worker; gave up"
             self._print_message(text)
         return plan
 
@@ -188,36 +186,26 @@ class Supervisor:
         if self._is_stopped():
             self._send_signal(os.kill, signal.SIGUSR1)
         is_launcher = Path(command[0]).name.startswith(("srun", "mpirun", "mpiexec"))
-        end_watch = _EndWatch(RunDir(self._run_dir))
+        end_watch = _EndWatch(self._run_dir)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 status = self._job.wait(_POLL_SECONDS)
                 return status if status >= 0 else 128 - status
             if is_launcher and end_watch.is_launcher_stuck():
-                self._end_launcher()
-
-    def _end_launcher(self) -> None:
-        """End a launcher that still waits for processes of a lost host, after the run has ended."""
-        assert self._job is not None
-        self._send_signal(os.kill, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._job.wait(_SECONDS_TO_END)
-        self._send_signal(os.killpg, signal.SIGKILL)
-
-    @property
-    def _holder(self) -> str:
-        return RunDir(self._run_dir).holder
+                # It still waits for processes of a lost host, after the run has ended.
+                self._send_signal(os.kill, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    self._job.wait(_SECONDS_TO_END)
+                self._send_signal(os.killpg, signal.SIGKILL)
 
     def _has_concluded(self, since: float) -> bool:
         """Return whether the run has stopped and written its summary after the time `since`.
 
         The exit status of the launcher does not show this reliably.
         """
-        run_dir = RunDir(self._run_dir)
         with suppress(OSError):
-            return run_dir.summary_json.stat().st_mtime > since and bool(
-                run_dir.read_summary().get("stopped")
-            )
+            is_new = self._run_dir.summary_json.stat().st_mtime > since
+            return is_new and bool(self._run_dir.read_summary().get("stopped"))
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
@@ -227,7 +215,7 @@ class Supervisor:
         """
         # The run can perhaps be read later. Otherwise, the job prints the reason.
         with suppress(Exception):
-            run = RunReader(self._run_dir, self._storage)
+            run = RunReader(self._run_dir.path, self._storage)
             evaluations = [*run.read_evaluations(), *run.read_confirmations()]
             ended = sum(one.has_ended and not one.imported_from for one in evaluations)
             running = [one.label for one in evaluations if one.state == "running"]
@@ -242,7 +230,7 @@ class Supervisor:
         """
         start = time.monotonic()
         while time.monotonic() < start + seconds or (
-            RunDir(self._run_dir).is_in_use and time.monotonic() < start + limit
+            self._run_dir.is_in_use and time.monotonic() < start + limit
         ):
             if self._is_stopped():
                 return False
@@ -285,7 +273,7 @@ class _EndWatch:
             return False
         self._next_check = now + _SECONDS_BETWEEN_CHECKS
         is_locked = self._run_dir.check_lock()
-        self._was_locked = self._was_locked or bool(is_locked)
+        self._was_locked |= bool(is_locked)
         if not self._was_locked or is_locked is not False:
             self._ended_at = None
             return False
@@ -298,27 +286,17 @@ def compute_pause(failed_starts: int) -> float:
     return min(2.0 ** min(failed_starts - 1, 10), _LONGEST_PAUSE)
 
 
-def _raise_missing_run_dir() -> str:
-    raise UsageError(
-        "the command must have --run-dir, so that the run can be resumed, such as: "
-        "hpo supervise mpirun -n 8 python run_islands.py --run-dir runs/NAME"
-    )
-
-
 def plan_start(
     launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[], bool]
 ) -> StartPlan:
     """Return how to start a job on the hosts that answer, with as many ranks as form whole workers.
 
-    Args:
-        is_stopped: A function that returns whether the user wants to stop. Then, hosts are not
-            waited for.
+    If the user wants to stop, hosts are not waited for.
     """
     hosts = find_live_hosts(launcher, is_stopped)
     missing = tuple(host for host in launcher.capacities if host not in hosts)
-    workers = (
-        min(launcher.ranks, sum(launcher.capacities[host] for host in hosts)) // ranks_per_worker
-    )
+    slots = sum(launcher.capacities[host] for host in hosts)
+    workers = min(launcher.ranks, slots) // ranks_per_worker
     ranks = workers * ranks_per_worker
     text = f"{format_count(ranks, 'rank')} on {', '.join(hosts)}"
     if not workers:
@@ -338,13 +316,27 @@ def find_live_hosts(
 ) -> list[str]:
     """Return the hosts on which ranks can be started now. All are probed at the same time."""
     hosts = launcher.list_hosts()
-    probes = {host: _start(command) for host in hosts if (command := launcher.make_probe(host))}
+    live = set()
+    probes = {}
+    for host in hosts:
+        command = launcher.make_probe(host)
+        if not command:
+            live.add(host)
+            continue
+        with suppress(OSError):
+            probes[host] = start_silently(command, os.environ)
     end = time.monotonic() + _SECONDS_TO_ANSWER
-    while any(probe is not None and probe.poll() is None for probe in probes.values()):
+    while any(probe.poll() is None for probe in probes.values()):
         if time.monotonic() > end or is_stopped():
             break
         time.sleep(_POLL_SECONDS)
-    return [host for host in hosts if host not in probes or _has_succeeded(probes[host])]
+    for host, probe in probes.items():
+        if probe.poll() is None:
+            probe.kill()
+            probe.wait()
+        if probe.returncode == 0:
+            live.add(host)
+    return [host for host in hosts if host in live]
 
 
 def can_find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool]) -> bool:
@@ -353,19 +345,3 @@ def can_find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool]) -> b
     They do not work if, for example, the launcher connects to hosts in another way than by ssh.
     """
     return any(launcher.make_probe(host) for host in find_live_hosts(launcher, is_stopped))
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
-    with suppress(OSError):
-        return start_silently(command, os.environ)
-    return None
-
-
-def _has_succeeded(probe: subprocess.Popen[bytes] | None) -> bool:
-    """Return whether a probe has ended well. A probe that has not ended is killed."""
-    if probe is None:
-        return False
-    if probe.poll() is None:
-        probe.kill()
-        probe.wait()
-    return probe.returncode == 0

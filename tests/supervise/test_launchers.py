@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.supervise.batch_host_guard import is_batch_host_lost
 from hpo.supervise.launchers import find_launcher, find_option, find_program, set_option
-from hpo.supervise.slurm import expand_counts
+from hpo.supervise.slurm import expand_counts, is_batch_host_lost
 from hpo.supervise.supervisor import StartPlan, can_find_live_hosts, find_live_hosts, plan_start
 from tests.support.limits import scale
 
