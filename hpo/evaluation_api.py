@@ -143,14 +143,9 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
 def load_checkpoint() -> Any:
     """Return the state in the latest checkpoint of this evaluation: ``hpo.checkpoint``.
 
-    The next loss that the script reports counts as the loss of the step after the checkpoint.
-
-    Returns:
-        The state that was saved, with tensors on the CPU. None if the evaluation starts from the
-        beginning, or if no search runs the script.
-
-    Raises:
-        RuntimeError: The script has already reported a loss.
+    Its tensors are on the CPU. It is None if the evaluation starts from the beginning, or if no
+    search runs the script. The next loss that the script reports counts as the loss of the step
+    after the checkpoint. A RuntimeError is raised if it has already reported a loss.
     """
     if _worker is not None:
         return _worker.checkpoint

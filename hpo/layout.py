@@ -69,15 +69,8 @@ class Layout:
     ) -> Layout:
         """Return the layout for the options of a run.
 
-        Args:
-            ranks: The number of ranks of the job.
-            ranks_per_worker: Ranks of each worker. None: 2, or 1 if the number of ranks is odd.
-            islands: The number of islands. None: one for each propagator, but at least 2, or 1 if
-                there is only one worker.
-            propagators: The propagators that the user named.
-
-        Raises:
-            UsageError: The numbers do not fit together.
+        By default, workers have 2 ranks, or 1 if the number of ranks is odd. There is an island for
+        each propagator that the user named, but at least 2, or 1 if there is only one worker.
         """
         size = ranks_per_worker if ranks_per_worker is not None else 2 - ranks % 2
         if islands is not None:
@@ -126,9 +119,7 @@ class Layout:
 def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
     """Return why the processes of a job would start a run each; "" if they can communicate.
 
-    Args:
-        ranks: The number of ranks that MPI reports.
-        environment: The environment of this process, with the variables of the launcher.
+    MPI reports `ranks`, and the environment has the variables of the launcher.
     """
     for name, remedy in _REMEDIES.items():
         started = environment.get(name, "")
@@ -147,15 +138,13 @@ def order_ranks(hosts: Sequence[int], ranks_per_worker: int) -> list[int]:
     Launchers number ranks in different ways: with SLURM's ``--distribution=cyclic``, consecutive
     ranks are on different hosts, and ``srun -N3 -n6`` starts 4, 1 and 1 ranks. Each host gets as
     many whole workers as it has ranks for. The remaining ranks of all hosts form the other workers.
-
-    Args:
-        hosts: A number for the host of each rank: equal numbers mean the same host.
-        ranks_per_worker: Number of consecutive ranks, in the returned order, that form a worker.
+    The host of each rank is given as a number.
     """
     ranks_on_host: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         ranks_on_host.setdefault(host, []).append(rank)
-    whole, rest = [], []
+    whole: list[int] = []
+    rest: list[int] = []
     for ranks in ranks_on_host.values():
         end = len(ranks) - len(ranks) % ranks_per_worker
         whole += ranks[:end]
@@ -166,9 +155,7 @@ def order_ranks(hosts: Sequence[int], ranks_per_worker: int) -> list[int]:
 def describe_spanning_workers(hosts: Sequence[int], ranks_per_worker: int) -> str:
     """Return which workers span hosts, and how to avoid it if possible; "" if none does.
 
-    Args:
-        hosts: A number for the host of each rank, in the order of `order_ranks`.
-        ranks_per_worker: Number of consecutive ranks that form a worker.
+    The hosts are in the order of `order_ranks`.
     """
     starts = range(0, len(hosts), ranks_per_worker)
     spanning = sum(len(set(hosts[start : start + ranks_per_worker])) > 1 for start in starts)
@@ -190,15 +177,14 @@ def list_usable_cores() -> list[int]:
 
 def _describe_too_many_islands(islands: int, ranks: int, size: int) -> str:
     make = "makes" if ranks == 1 else "make"
-    smaller = ""
-    if ranks >= islands:
-        divisor = _find_largest_divisor(ranks, ranks // islands)
-        smaller = f", or with --ranks-per-worker {divisor}"
-    return (
+    text = (
         f"{islands} is more than the {format_count(ranks // size, 'worker')} that "
         f"{format_count(ranks, 'rank')} {make} with --ranks-per-worker {size}. Start with mpirun "
-        f"-n {islands * size} or more{smaller}"
+        f"-n {islands * size} or more"
     )
+    if ranks < islands:
+        return text
+    return f"{text}, or with --ranks-per-worker {_find_largest_divisor(ranks, ranks // islands)}"
 
 
 def _find_largest_divisor(number: int, at_most: int) -> int:

@@ -49,7 +49,6 @@ class Objectives:
     names: tuple[str, ...] = (LOSS,)
     """The names of all objectives. The first is always the loss."""
     maximized: tuple[str, ...] = ()
-    """The names of the objectives that are maximised."""
 
     @property
     def is_multi_objective(self) -> bool:
@@ -78,10 +77,8 @@ class Objectives:
         """
         if len(values) != len(self.names) or not all(map(math.isfinite, values)):
             return (math.inf,) * len(self.names)
-        return tuple(
-            -value if name in self.maximized else value
-            for name, value in zip(self.names, values, strict=True)
-        )
+        named = zip(self.names, values, strict=True)
+        return tuple(-value if name in self.maximized else value for name, value in named)
 
     def describe(self) -> list[str]:
         """Return the name of each objective, followed by "(maximised)" if it is maximised."""
@@ -95,13 +92,9 @@ ONLY_LOSS = Objectives()
 
 
 def parse_objectives(objectives: Any) -> Objectives:
-    """Return the objectives that a search file declares.
+    """Return the objectives that a search file declares as `objectives`.
 
-    Args:
-        objectives: The value of `objectives` in the file.
-
-    Raises:
-        ValueError: `objectives` is not a tuple or list of names that begins with "loss".
+    Raise a ValueError unless it is a tuple or list of names that begins with "loss".
     """
     if not isinstance(objectives, (tuple, list)) or not objectives:
         raise ValueError(
@@ -122,7 +115,5 @@ def parse_objectives(objectives: Any) -> Objectives:
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"objectives must differ from each other, got {duplicate!r} twice")
-    return Objectives(
-        tuple(names),
-        tuple(entry.name for entry in objectives if isinstance(entry, MaximizedMetric)),
-    )
+    maximized = [entry.name for entry in objectives if isinstance(entry, MaximizedMetric)]
+    return Objectives(tuple(names), tuple(maximized))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 def parse_seconds(text: str) -> float:
     """Convert a duration to seconds: a number, 1h30m, or H:M:S as in job scripts.
 
-    Raises:
-        ValueError: The text is not a duration.
+    Raise a ValueError for any other text.
     """
     if re.fullmatch(r"\d+(:\d\d){1,2}", text):
         parts = reversed(text.split(":"))
@@ -48,10 +48,6 @@ def parse_seconds(text: str) -> float:
         raise ValueError(text)
     numbers = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     return sum(float(number) * _UNITS[unit] for number, unit in numbers)
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ PATH = Kind("FILE", (Path,))
 NAMES = Kind(
     "NAME,...",
     (tuple,),
-    _split_names,
+    lambda text: tuple(name.strip() for name in text.split(",")),
     limits=f"among {', '.join(PROPAGATORS)}",
     is_valid=lambda names: bool(names) and all(name in PROPAGATORS for name in names),
 )
@@ -93,9 +89,7 @@ WHOLE = Kind(
     is_valid=lambda number: 0 <= number < 2**63,
 )
 COUNT = replace(
-    WHOLE,
-    limits="at least 1 and less than 2**63",
-    is_valid=lambda number: 1 <= number < 2**63,
+    WHOLE, limits="at least 1 and less than 2**63", is_valid=lambda number: 1 <= number < 2**63
 )
 PROBABILITY = Kind(
     "P",
@@ -135,7 +129,7 @@ class Option:
     """The heading in the help."""
     kind: Kind
     flags: str = ""
-    """How it is written on the command line. A switch has two flags, such as --pbt/--no-pbt."""
+    """A switch has two flags, such as --pbt/--no-pbt."""
     default: Any = None
     default_text: str | None = None
     """The default in the help. If it is None, it is made from the default; "" shows none."""
@@ -157,14 +151,6 @@ class Option:
         shown = f"{value:g}{self.kind.unit}" if self.kind.unit else value
         raise UsageError(f"{self.name} must be {self.kind.limits}, got {shown}")
 
-    def describe_default(self) -> str:
-        """Return the default as in the help; "" if the help shows none."""
-        if self.default_text is not None:
-            return self.default_text
-        if isinstance(self.default, bool):
-            return self.flags.split("/")[not self.default]
-        return format_value(self.default)
-
 
 def format_value(value: Any) -> str:
     """Return a value of an option, or its JSON value, as it is written on the command line."""
@@ -184,18 +170,9 @@ def _option(default: Any, help: str, group: str, kind: Kind, **others: Any) -> A
     )
 
 
-def _of_this_job(
-    default: Any,
-    help: str,  # noqa: A002
-    group: str,
-    kind: Kind,
-    **others: Any,
-) -> Any:
-    """Return the field of an option that run.json does not hold among the options of a session.
-
-    The manifest has the settings and the storage besides, and --resume keeps them.
-    """
-    return _option(default, help, group, kind, is_recorded=False, is_kept=False, **others)
+# The field of an option that run.json does not hold among the options of a session. The manifest
+# has the settings and the storage besides, and --resume keeps them.
+_of_this_job = partial(_option, is_recorded=False, is_kept=False)
 
 
 @dataclass(frozen=True)
@@ -440,12 +417,12 @@ RECORDED_OPTIONS = {name: option for name, option in OPTIONS.items() if option.i
 
 def to_json(options: Options) -> dict[str, Any]:
     """Return the recorded options as JSON values. Infinite values become the word off."""
-    values = {name: getattr(options, name) for name in RECORDED_OPTIONS}
-    for name, value in values.items():
-        if isinstance(value, tuple):
-            values[name] = list(value)
-        elif isinstance(value, float) and math.isinf(value):
-            values[name] = _OFF
+    values = {}
+    for name in RECORDED_OPTIONS:
+        value = getattr(options, name)
+        if isinstance(value, float) and math.isinf(value):
+            value = _OFF
+        values[name] = list(value) if isinstance(value, tuple) else value
     return values
 
 
@@ -459,10 +436,8 @@ def from_json(name: str, value: Any) -> Any:
 def is_valid_json(name: str, value: Any) -> bool:
     """Return whether run.json may hold a JSON value for an option. Unknown options may have any."""
     option = RECORDED_OPTIONS.get(name)
-    if option is None:
-        return True
-    if value is None:
-        return option.default is None
+    if option is None or value is None:
+        return option is None or option.default is None
     read = from_json(name, value)
     if option.kind.off is not None and read == option.kind.off:
         return True
@@ -478,22 +453,17 @@ def read_kept_options(last: Mapping[str, Any]) -> dict[str, Any]:
 def check_trackers(names: Sequence[str]) -> None:
     """Check that trackers are known and that their packages are installed, without importing them.
 
-    Raises:
-        UsageError: A name is unknown, or its package is not installed.
+    Raise a UsageError for the first name of which this is not true.
     """
     for name in names:
         if name not in TRACKERS:
             raise UsageError(f"--tracker must be one of {', '.join(TRACKERS)}, got {name!r}.")
-        if not _is_installed(name):
+        found = None
+        with suppress(ImportError):
+            found = importlib.util.find_spec(name)
+        # A folder with the name of the package has no origin.
+        if found is None or found.origin is None:
             raise UsageError(
                 f"--tracker {name}: the package is not installed. Run: pip install "
                 f"'hpo-islands[{name}]'"
             )
-
-
-def _is_installed(package: str) -> bool:
-    with suppress(ImportError):
-        found = importlib.util.find_spec(package)
-        # A folder with the name of the package has no origin.
-        return found is not None and found.origin is not None
-    return False

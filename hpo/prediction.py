@@ -77,8 +77,8 @@ def shorten_text(prompt: str, text: str) -> dict[str, str]:
 
     If `prompt` is long, its beginning is cut off. If `text` is long, its end is cut off.
     """
-    prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
-    return {
-        "prompt": prompt,
-        "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "...",
-    }
+    if len(prompt) > _LONGEST_TEXT:
+        prompt = "..." + prompt[-_LONGEST_TEXT:]
+    if len(text) > _LONGEST_TEXT:
+        text = text[:_LONGEST_TEXT] + "..."
+    return {"prompt": prompt, "text": text}

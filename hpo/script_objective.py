@@ -94,9 +94,9 @@ class Script:
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
-        object.__setattr__(
-            self, "resume", tuple(shlex.split(resume) if isinstance(resume, str) else resume)
-        )
+        if isinstance(resume, str):
+            resume = shlex.split(resume)
+        object.__setattr__(self, "resume", tuple(resume))
         object.__setattr__(self, "first_report", first_report)
 
     @classmethod
@@ -120,15 +120,9 @@ class Script:
         return any(name in _find_placeholders(part) for part in (*self.command, *self.resume))
 
     def check(self, hyperparameters: Mapping[str, object], settings: Iterable[str]) -> None:
-        """Check the placeholders and flags of the command.
+        """Raise a ValueError if a placeholder or flag of the command is not valid.
 
-        Args:
-            hyperparameters: The parameters of the search space by name.
-            settings: The names of the settings.
-
-        Raises:
-            ValueError: A placeholder or flag is unknown, or is used for a parameter of the wrong
-                kind.
+        The hyperparameters are given by name, the settings as names.
         """
         names = list(hyperparameters)
         for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
@@ -147,7 +141,9 @@ class Script:
                 raise ValueError(
                     f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}"
                 )
-            if self.has_placeholder(name) or not _is_boolean(hyperparameters[name]):
+            choices = getattr(hyperparameters[name], "choices", ())
+            is_boolean = choices and all(isinstance(choice, bool) for choice in choices)
+            if self.has_placeholder(name) or not is_boolean:
                 raise ValueError(
                     f"the flag {name!r} must be a Categorical(True, False) "
                     f"without {{{name}}} in the command"
@@ -158,14 +154,12 @@ class Script:
     ) -> list[str]:
         """Return the command, with its arguments, for a set of hyperparameters.
 
-        Args:
-            params: The values of the active parameters.
-            others: Other values for placeholders, such as settings.
-            absent: The names of the inactive parameters. A part of the command that has the
-                placeholder of an inactive parameter is left out, with the option before it.
+        There may be other values for placeholders, such as settings. A part of the command that has
+        the placeholder of an absent (inactive) parameter is left out, with the option before it.
         """
         values = {**others, **params}
-        inactive, placed = set(absent), set[str]()
+        inactive = set(absent)
+        placed: set[str] = set()
         parts: list[str] = []
         for part in self.command:
             names = _find_placeholders(part)
@@ -192,11 +186,7 @@ class Script:
         return [_fill_placeholders(part, values) for part in self.resume]
 
     def format_search_file(self, space: Mapping[str, str]) -> str:
-        """Return the code of a search file with this script as its objective.
-
-        Args:
-            space: The code of each parameter by name.
-        """
+        """Return the code of a search file with this script, and this code of its parameters."""
         keywords = {name: value for name, value in self.data.items() if name != "command"}
         if self.first_report == 1:
             del keywords["first_report"]
@@ -214,11 +204,8 @@ class Script:
 def find_program(script: Script) -> Path | None:
     """Return the path of the file or installed program that a command begins with.
 
-    Return None if it begins with ``-m`` and the name of a module.
-
-    Raises:
-        ValueError: This file, program or module does not exist, or the command begins with a
-            launcher such as mpirun.
+    Return None if it begins with ``-m`` and the name of a module. Raise a ValueError if it does not
+    exist, or is a launcher such as mpirun.
     """
     first = script.command[0]
     if first == "-m":
@@ -268,11 +255,6 @@ def _check_placeholders(part: str, known: Sequence[str]) -> None:
             )
 
 
-def _is_boolean(parameter: object) -> bool:
-    choices = getattr(parameter, "choices", ())
-    return bool(choices) and all(isinstance(choice, bool) for choice in choices)
-
-
 def _find_placeholders(part: str) -> list[str]:
     return [match[2] for match in _PLACEHOLDER.finditer(part) if match[2]]
 
@@ -298,24 +280,21 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
     the first line with any loss.
     """
     found = [match for line in lines for match in _NAMED_LOSS_PATTERN.finditer(line)]
-    validation = [
-        match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)
-    ]
-    for match in [*validation, *found][:1]:
-        gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
-        quote, value = ("." if match[2] else ""), (r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)")
-        return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
-    return ""
+    if not found:
+        return ""
+    is_validation = re.compile("val|eval|test|dev", re.IGNORECASE).search
+    match = next((match for match in found if is_validation(match[1])), found[0])
+    gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
+    quote = "." if match[2] else ""
+    value = r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)"
+    return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
 
 
 def _check_module(name: str) -> None:
-    """Raise an error unless ``python -m name`` would find a module.
+    """Raise a ValueError unless ``python -m name`` would find a module.
 
     A module is not checked if a package that contains it may change its own search path
     (`__path__`).
-
-    Raises:
-        ValueError: The module does not exist.
     """
     names = name.split(".")
     if name.endswith(".py") or "/" in name or not all(names):
@@ -330,7 +309,10 @@ def _check_module(name: str) -> None:
         )
     for depth, inner in enumerate((*names[1:], "__main__"), start=1):
         folders = list(spec.submodule_search_locations or [])
-        if _may_define_path(spec) or (inner == "__main__" and not folders):
+        origin = Path(spec.origin or "")
+        is_python = origin.suffix == ".py" and origin.is_file()
+        may_change_path = is_python and b"__path__" in origin.read_bytes()
+        if may_change_path or (inner == "__main__" and not folders):
             return
         if (found := _find_spec(".".join([*names[:depth], inner]), folders)) is None:
             searched = ", ".join(folders) or f"{spec.origin}, which is not a package"
@@ -345,9 +327,3 @@ def _find_spec(name: str, folders: list[str]) -> ModuleSpec | None:
     others = [finder for finder in sys.meta_path if finder is not PathFinder]
     specs = (finder.find_spec(name, folders if "." in name else None) for finder in others)
     return next((spec for spec in specs if spec is not None), None)
-
-
-def _may_define_path(spec: ModuleSpec) -> bool:
-    """Return whether the code of a package may change its search path."""
-    origin = Path(spec.origin or "")
-    return origin.suffix == ".py" and origin.is_file() and b"__path__" in origin.read_bytes()

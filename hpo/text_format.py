@@ -54,9 +54,8 @@ def format_count(count: int, noun: str) -> str:
 
 def format_named_values(values: Mapping[str, Any]) -> str:
     """Return named values as one line of text, such as ``depth=3  lr=0.1``."""
-    return "  ".join(
-        f"{make_printable(name)}={format_value(item)}" for name, item in values.items()
-    )
+    texts = [f"{make_printable(name)}={format_value(item)}" for name, item in values.items()]
+    return "  ".join(texts)
 
 
 def cut_text(text: str, length: int = 160) -> str:
@@ -104,7 +103,9 @@ def format_clock(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours:02d} h"
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def format_date(seconds: float) -> str:
@@ -132,9 +133,8 @@ def make_printable(text: str) -> str:
 
 def split_printable_lines(text: str) -> list[str]:
     """Return the lines of a text for a terminal, with spaces for tabs and escaped controls."""
-    return [
-        make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")
-    ]
+    lines = text.removesuffix("\n").split("\n")
+    return [make_printable(line.expandtabs()).rstrip() for line in lines]
 
 
 def make_printable_lines(text: str) -> str:

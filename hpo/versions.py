@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 _PACKAGES = (
@@ -19,14 +20,8 @@ _PACKAGES = (
 
 def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages by name. No package is imported."""
-    return {
-        "python": platform.python_version(),
-        **{package: _read_version(package) for package in _PACKAGES},
-    }
-
-
-def _read_version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    versions = dict.fromkeys(_PACKAGES, "not installed")
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {"python": platform.python_version(), **versions}

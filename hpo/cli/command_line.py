@@ -26,11 +26,9 @@ _ClickError: Any = next(
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
-def make_app(**options: Any) -> typer.Typer:
-    """Return a typer app without commands. The options are those of typer.Typer."""
-    return typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
-    )
+def make_app() -> typer.Typer:
+    """Return a typer app without commands."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def make_parser(kind: Kind) -> Callable[[str], Any]:
@@ -56,24 +54,19 @@ parse_duration = make_parser(DURATION)
 
 
 def run_command(run: Callable[[], T], program: str) -> T | int:
-    """Return what a function returns; after a mistake, print one message and return the status.
-
-    Args:
-        run: A function that parses a command line, and perhaps runs the command.
-        program: The name of the program, for messages.
-    """
+    """Return what a function returns; after a mistake, print one message and return the status."""
     try:
         result = run()
         if sys.stdout is not None:
             sys.stdout.flush()
         return result
     except (_ClickError, UsageError) as error:
-        message = error.format_message() if isinstance(error, _ClickError) else str(error)
-        print(
-            f"error: {make_printable_lines(message).rstrip('.')}",
-            *([] if isinstance(error, UsageError) else [f"(see {program} --help)"]),
-            file=sys.stderr,
-        )
+        message = str(error)
+        hint = ""
+        if isinstance(error, _ClickError):
+            message = error.format_message()
+            hint = f" (see {program} --help)"
+        print(f"error: {make_printable_lines(message).rstrip('.')}{hint}", file=sys.stderr)
         return ExitStatus.USAGE_ERROR
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

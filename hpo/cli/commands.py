@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -22,9 +22,6 @@ from hpo.options import TRACKERS, check_trackers
 from hpo.store.run_dir import write_atomically
 from hpo.text_format import make_printable
 from hpo.versions import read_versions
-
-if TYPE_CHECKING:
-    from hpo.results.reader import RunReader
 
 app = make_app()
 
@@ -52,7 +49,10 @@ def hpo(
 ) -> None:
     """Search hyperparameters, and inspect or supervise runs."""
     if version:
-        _print_versions()
+        for name, number in read_versions().items():
+            print(f"{name} {number}")
+        print(f"MPI: {find_mpi()}")
+        print(platform.platform())
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -73,10 +73,7 @@ def init(
 @app.command()
 def top(
     run_dir: RunDirectory,
-    n: Annotated[
-        int,
-        make_count_option("Individuals per table.", "-n"),
-    ] = 3,
+    n: Annotated[int, make_count_option("Individuals per table.", "-n")] = 3,
     failed: Annotated[
         bool, typer.Option("--failed", help="Print the latest failures instead.")
     ] = False,
@@ -96,7 +93,16 @@ def top(
         raise UsageError(f"-n must be at least 1, got {n}")
     run = RunReader(run_dir, storage)
     if failed:
-        _print_failed(run, n, as_json)
+        from hpo.views.evaluation_details import EvaluationLookup, make_json_content
+        from hpo.views.failure_table import format_failed
+
+        lookup = EvaluationLookup.read(run)
+        failures = lookup.list_failed()
+        if as_json:
+            details = [make_json_content(lookup.collect_details(one)) for one in failures[:n]]
+            print(json.dumps(details, indent=2, allow_nan=False))
+        else:
+            print(*format_failed(failures, n, run.run_dir.path), sep="\n")
     elif as_json:
         print(json.dumps(make_summary_content(run.make_summary(n)), indent=2))
     else:
@@ -130,9 +136,9 @@ def show(
     from hpo.views.evaluation_details import EvaluationLookup, format_evaluation, make_json_content
 
     lookup = EvaluationLookup.read(RunReader(run_dir, storage))
+    why = ""
     if trial is not None:
         evaluation = lookup.find_evaluation(trial)
-        why = ""
     else:
         evaluation, why = lookup.choose_evaluation()
     details = lookup.collect_details(evaluation)
@@ -172,10 +178,7 @@ def best(
 @app.command()
 def report(
     run_dir: RunDirectory,
-    n: Annotated[
-        int,
-        make_count_option("Individuals in the table of the best.", "-n"),
-    ] = 10,
+    n: Annotated[int, make_count_option("Individuals in the table of the best.", "-n")] = 10,
     output: Annotated[
         Optional[Path],
         typer.Option(
@@ -197,10 +200,7 @@ def report(
     _check_output(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
-    try:
-        _write_output(path, make_report(run, n))
-    except RunError as error:
-        raise UsageError(str(error)) from error
+    _write_output(path, make_report(run, n))
     print(path)
 
 
@@ -226,21 +226,14 @@ def export(
         raise UsageError("--to parquet must be used with -o FILE")
     _check_output(output, overwrite)
     content = written(make_evaluation_table(RunReader(run_dir, storage)))
-    try:
-        if output is not None:
-            _write_output(output, content)
-        else:
-            sys.stdout.buffer.write(content)
-    except RunError as error:
-        raise UsageError(f"-o {error}") from error
+    if output is not None:
+        _write_output(output, content, "-o ")
+    else:
+        sys.stdout.buffer.write(content)
 
 
 @app.command()
-def watch(
-    context: typer.Context,
-    run_dir: RunDirectory,
-    storage: Storage = None,
-) -> None:
+def watch(context: typer.Context, run_dir: RunDirectory, storage: Storage = None) -> None:
     """Browse a running or finished run in the terminal. ? shows the keys, q quits."""
     from hpo.views.live.run_watch import watch_run
 
@@ -276,8 +269,7 @@ def supervise(
         ),
     ],
     max_restarts: Annotated[
-        int,
-        make_count_option("Give up after N restarts in a row without progress."),
+        int, make_count_option("Give up after N restarts in a row without progress.")
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
@@ -290,27 +282,6 @@ def supervise(
 
 
 add_script_commands(app)
-
-
-def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
-    from hpo.views.evaluation_details import EvaluationLookup, make_json_content
-    from hpo.views.summary_tables import format_failed
-
-    lookup = EvaluationLookup.read(run)
-    failed = lookup.list_failed()
-    if as_json:
-        details = map(lookup.collect_details, failed[:n])
-        print(json.dumps(list(map(make_json_content, details)), indent=2, allow_nan=False))
-    else:
-        print(*format_failed(failed, n, run.run_dir.path), sep="\n")
-
-
-def _print_versions() -> None:
-    """Print the versions of this package, of its dependencies, of MPI and of the platform."""
-    for name, version in read_versions().items():
-        print(f"{name} {version}")
-    print(f"MPI: {find_mpi()}")
-    print(platform.platform())
 
 
 def _check_output(output: Path | None, overwrite: bool) -> None:
@@ -333,15 +304,17 @@ def _is_stream(path: Path) -> bool:
     return False
 
 
-def _write_output(output: Path, content: bytes) -> None:
-    """Write a file atomically, or write to a pipe or device. Raise a RunError if this fails."""
-    if not _is_stream(output):
-        write_atomically(output, content)
-        return
+def _write_output(output: Path, content: bytes, option: str = "") -> None:
+    """Write a file atomically, or write to a pipe or device. Raise a UsageError if this fails."""
     try:
+        if not _is_stream(output):
+            write_atomically(output, content)
+            return
         with output.open("ab") as stream:
             stream.write(content)
     except BrokenPipeError:
         raise
+    except RunError as error:
+        raise UsageError(f"{option}{error}") from error
     except OSError as error:
-        raise RunError(f"{output} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{option}{output} cannot be written: {error.strerror}") from error

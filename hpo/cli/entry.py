@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Union
+from typing import TYPE_CHECKING, NoReturn, Union
 
 from hpo.errors import CollectiveUsageError, ExitStatus, RunError, UsageError
 from hpo.layout import Layout, describe_wrong_launch
@@ -36,14 +36,12 @@ _Parsed = Union[tuple[Options, Layout], int]
 
 def main() -> None:
     """Run the command hpo."""
-    if sys.argv[1:2] == ["search"]:
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name == "search":
         # As the user typed it, for run.json. Launchers replace it by the whole path.
         sys.argv[0] = "hpo"
-        search("hpo search", sys.argv[2:])
-    if sys.argv[1:2] == ["check"]:
-        check("hpo check", sys.argv[2:])
-    if sys.argv[1:2] == ["check-cluster"]:
-        check_cluster("hpo check-cluster", sys.argv[2:])
+    if name in ("search", "check", "check-cluster"):
+        _run_and_exit(name, f"hpo {name}", sys.argv[2:])
     from hpo.cli.command_line import call_app, run_command
     from hpo.cli.commands import app
     from hpo.process.standard_streams import fill_closed_streams
@@ -59,94 +57,16 @@ def main() -> None:
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
     """Run a search on this rank of an MPI job, then exit the process.
 
-    Collective: call on all ranks.
-
-    Args:
-        program: The name of the program, for messages.
-        arguments: The arguments of the command line.
-        default: Path of the default search space; None without a default.
+    Collective: call on all ranks. Messages have the name of the program. Without a search space on
+    the command line, the path `default` is searched.
     """
-    from hpo.cli.search_source import split_command
-
-    arguments, command = split_command(arguments)
-
-    def parse(ranks: int) -> _Parsed:
-        from hpo.cli.mpi_commands import make_search
-
-        return _parse_command(
-            make_search(default, command), _resolve_search, program, arguments, ranks
-        )
-
-    def run(options: Options, layout: Layout, job: Job) -> int:
-        from hpo.run.run_search import run_search
-
-        return run_search(options, layout, job)
-
-    _run_and_exit(program, parse, run)
-
-
-def check(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run `hpo check` as `search` runs a search. Collective: call on all ranks."""
-    from hpo.cli.search_source import split_command
-
-    arguments, command = split_command(arguments)
-
-    def parse(ranks: int) -> _Parsed:
-        from hpo.cli.mpi_commands import make_check
-
-        return _parse_command(make_check(command), _resolve_check, program, arguments, ranks)
-
-    def run(options: Options, layout: Layout, job: Job) -> int:
-        from hpo.check.run_check import run_check
-
-        return run_check(options, layout, job)
-
-    _run_and_exit(program, parse, run)
-
-
-def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run `hpo check-cluster` as `search` runs a search. Collective: call on all ranks."""
-
-    def parse(ranks: int) -> _Parsed:
-        from hpo.cli.mpi_commands import make_cluster_check
-
-        return _parse_command(
-            make_cluster_check(), _resolve_cluster_check, program, arguments, ranks
-        )
-
-    def run(options: Options, layout: Layout, job: Job) -> int:
-        from hpo.check.run_cluster_check import run_cluster_check
-
-        return run_cluster_check(options, layout, job)
-
-    _run_and_exit(program, parse, run)
-
-
-def _resolve_search(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
-    from hpo.run.resolve_options import resolve_options
-
-    options, layout = resolve_options(given, ranks)
-    RunDir(options.run_dir or RUNS_DIR / options.search_space.stem).check_usable(options.resume)
-    return options, layout
-
-
-def _resolve_check(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
-    return Options(**given), Layout(ranks, ranks, 1)  # All ranks are one worker.
-
-
-def _resolve_cluster_check(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
-    options = Options(**given)
-    RunDir(options.run_dir or RUNS_DIR).check_usable(resume=True)
-    return options, Layout.choose(ranks, options.ranks_per_worker, None)
+    _run_and_exit("search", program, arguments, default)
 
 
 def _run_and_exit(
-    program: str, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]
+    name: str, program: str, arguments: Sequence[str], default: Path | None = None
 ) -> NoReturn:
-    """Run a command on this rank of an MPI job, then exit the process.
-
-    The first rank calls `parse` with the number of ranks. All ranks call `run` with the result.
-    """
+    """Run search, check or check-cluster on this rank of an MPI job, then exit the process."""
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
@@ -161,12 +81,12 @@ def _run_and_exit(
     gc.disable()
     _escape_output()
     comm = get_world()
-    first = comm.rank == 0
     try:
         with RankWatch(comm) as watch:
-            status = _run_on_rank(Job(comm, watch, template), parse, run)
+            job = Job(comm, watch, template)
+            status = _run_on_rank(job, name, program, arguments, default)
     except CollectiveUsageError as error:
-        if first:
+        if comm.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         status = ExitStatus.USAGE_ERROR
     except BaseException as error:
@@ -179,10 +99,10 @@ def _run_and_exit(
 
 
 def _start_mpi(program: str) -> TemplateProcess | None:
-    """Start MPI. On the first rank of each host, first start the template.
+    """Start MPI. On the first rank of each host, first start and return the template.
 
-    Return the template; None on other ranks. Exit the process with a message if a required package
-    is not installed. End the job with a message if the template cannot be started.
+    Exit the process with a message if a required package is not installed. End the job with a
+    message if the template cannot be started.
     """
     from hpo.process.launcher import is_first_rank
 
@@ -213,46 +133,75 @@ def _start_mpi(program: str) -> TemplateProcess | None:
 
 
 def _run_on_rank(
-    job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]
+    job: Job, name: str, program: str, arguments: Sequence[str], default: Path | None
 ) -> int:
     from hpo.ranks.communicator import sort_by_host, split_by_host, unlink_shared_memory
 
     host = split_by_host(job.world)
     unlink_shared_memory(host)  # After this, a job that is killed leaves no files.
-    parsed = job.world.bcast(parse(job.world.size) if job.is_first else None)
+    parsed: _Parsed | None = None
+    if job.is_first:
+        parsed = _parse_command(name, program, arguments, default, job.world.size)
+    parsed = job.world.bcast(parsed)
     if isinstance(parsed, int):
         return int(parsed)
     options, layout = parsed
     logging.basicConfig(
         level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
-    world = sort_by_host(job.world, host, layout.ranks_per_worker)
-    return run(options, layout, replace(job, world=world))
+    job = replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker))
+    if name == "search":
+        from hpo.run.run_search import run_search
+
+        return run_search(options, layout, job)
+    if name == "check":
+        from hpo.check.run_check import run_check
+
+        return run_check(options, layout, job)
+    from hpo.check.run_cluster_check import run_cluster_check
+
+    return run_cluster_check(options, layout, job)
 
 
 def _parse_command(
-    command: Callable[..., dict[str, Any]],
-    resolve: Callable[[Mapping[str, Any], int], tuple[Options, Layout]],
-    program: str,
-    arguments: Sequence[str],
-    ranks: int,
+    name: str, program: str, arguments: Sequence[str], default: Path | None, ranks: int
 ) -> _Parsed:
     """Return the options and the layout of a command line; or an exit status, after a mistake."""
     from hpo.cli.command_line import call_app, run_command
-    from hpo.cli.mpi_commands import make_command_app
+    from hpo.cli.mpi_commands import make_check, make_cluster_check, make_command_app, make_search
+    from hpo.cli.search_source import split_command
     from hpo.process.launcher import is_first_rank
 
     wrong_launch = describe_wrong_launch(ranks, os.environ)
     if wrong_launch and not is_first_rank(os.environ):
         return ExitStatus.USAGE_ERROR  # The first process prints the message.
+    own, command = split_command(arguments)
+    if name == "search":
+        function = make_search(default, command)
+    elif name == "check":
+        function = make_check(command)
+    else:
+        function = make_cluster_check()
+        own = list(arguments)
 
     def parse() -> _Parsed:
-        given = call_app(make_command_app(command), program, arguments)
+        given = call_app(make_command_app(function), program, own)
         if not isinstance(given, dict):
             return int(given or 0)  # --help
         if wrong_launch:
             raise UsageError(wrong_launch)
-        return resolve(given, ranks)
+        if name == "search":
+            from hpo.run.resolve_options import resolve_options
+
+            options, layout = resolve_options(given, ranks)
+            folder = options.run_dir or RUNS_DIR / options.search_space.stem
+            RunDir(folder).check_usable(options.resume)
+            return options, layout
+        options = Options(**given)
+        if name == "check":
+            return options, Layout(ranks, ranks, 1)  # All ranks are one worker.
+        RunDir(options.run_dir or RUNS_DIR).check_usable(resume=True)
+        return options, Layout.choose(ranks, options.ranks_per_worker, None)
 
     return run_command(parse, program)
 
@@ -280,12 +229,14 @@ def check_packages(program: str) -> None:
     missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if not missing:
         return
-    commands = ["pip install 'hpo-islands[search]'"] if missing != ["propulate"] else []
-    if "propulate" in missing and sys.version_info >= (3, 13):
-        # Propulate requires GPy, which has no wheels for Python 3.13 (GPy 1.13.2), and is not used
-        # here.
-        commands.append(f"pip install --no-deps '{PROPULATE_REQUIREMENT}'")
-    commands = commands or [f"pip install '{PROPULATE_REQUIREMENT}'"]
+    # Propulate requires GPy, which has no wheels for Python 3.13 (GPy 1.13.2), and is not used
+    # here.
+    is_separate = "propulate" in missing and sys.version_info >= (3, 13)
+    commands = []
+    if missing != ["propulate"]:
+        commands.append("pip install 'hpo-islands[search]'")
+    if is_separate or not commands:
+        commands.append(f"pip install {'--no-deps ' * is_separate}'{PROPULATE_REQUIREMENT}'")
     raise UsageError(
         f"{program} needs {', '.join(missing)}, not installed here. Run: {' && '.join(commands)}"
     )

@@ -30,26 +30,16 @@ _CORES_WITH_GPUS = 4  # per rank. One core would have to load the data besides t
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Resources that a job script requests from the scheduler.
-
-    Raises:
-        UsageError: A number is not valid, or the ranks cannot be divided into workers.
-    """
+    """Resources that a job script requests from the scheduler."""
 
     search_space: Path
-    """Path of the search file, or the name of a search space of the package."""
     nodes: int
-    """Number of nodes."""
     ranks_per_node: int
-    """MPI ranks on each node."""
     gpus_per_node: int
-    """GPUs on each node; 0 for none."""
     cpus_per_rank: int
-    """CPU cores for each rank."""
     seconds: float
     """Time limit of the job."""
     layout: Layout
-    """The layout of all ranks."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
@@ -71,18 +61,13 @@ class JobRequest:
     @property
     def command(self) -> str:
         """The command of the search, after its launcher."""
-        search = ["hpo", "search", str(self.search_space)]
-        size = ["--ranks-per-worker", str(self.layout.ranks_per_worker)]
-        return shlex.join([*search, *size, "--run-dir", f"runs/{self.name}", "--resume"])
+        size = str(self.layout.ranks_per_worker)
+        search = ["hpo", "search", str(self.search_space), "--ranks-per-worker", size]
+        return shlex.join([*search, "--run-dir", f"runs/{self.name}", "--resume"])
 
 
-def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
-    """Return a job script for SLURM.
-
-    Args:
-        mpi: The name of srun's plugin for the MPI, such as "pmix"; "" for SLURM's default.
-        environment: Lines that activate the environment.
-    """
+def write_slurm_script(request: JobRequest) -> str:
+    """Return a job script for SLURM."""
     directives = [
         f"--job-name={request.name}",
         f"--nodes={request.nodes}",
@@ -95,25 +80,29 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
         "--no-kill",
     ]
     requested = "\n".join(f"#SBATCH {directive}" for directive in directives)
-    srun = " ".join(["srun", *([f"--mpi={mpi}"] if mpi else []), "--kill-on-bad-exit=1"])
+    # The plugin of srun for the MPI of this environment. If it is not known, srun has a default.
+    plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
+    mpi = find_mpi()
+    found = [] if mpi.startswith(_NOT_FOUND) else [plugins[name] for name in plugins if name in mpi]
+    srun = f"srun --mpi={found[0]}" if found else "srun"
     return f"""#!/bin/bash
 # Save this as {request.name}.sh, and submit it: sbatch {request.name}.sh
 # SLURM sends SIGUSR1 {_SECONDS_TO_STOP} s before the time limit: the run stops, and this script \
 submits itself again.
 # If a node is lost, the run continues on the other nodes.
 {requested}
-{environment}
+{describe_environment()}
 # srun does not read --cpus-per-task of the job since SLURM 22.05.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 {_FIRST_JOB}
-hpo supervise {srun} \\
+hpo supervise {srun} --kill-on-bad-exit=1 \\
     {request.command}
 if [ $? -eq 75 ]; then sbatch {shlex.quote(request.name + ".sh")}; fi
 """
 
 
-def write_pbs_script(request: JobRequest, environment: str) -> str:
+def write_pbs_script(request: JobRequest) -> str:
     """Return a job script for PBS."""
     cores = request.ranks_per_node * request.cpus_per_rank
     chunk = f"select={request.nodes}:ncpus={cores}:mpiprocs={request.ranks_per_node}"
@@ -126,7 +115,7 @@ def write_pbs_script(request: JobRequest, environment: str) -> str:
 #PBS -l walltime={_format_time(request.seconds)}
 
 cd "$PBS_O_WORKDIR" || exit
-{environment}
+{describe_environment()}
 # The run stops one minute before this time (seconds since 1970).
 export HPO_JOB_END_TIME=$(($(date +%s) + {int(request.seconds) - _SECONDS_TO_STOP + 60}))
 {_FIRST_JOB}
@@ -165,29 +154,10 @@ def find_mpi() -> str:
         return f"{_NOT_FOUND} ({reason})"
 
 
-def find_mpi_plugin() -> str:
-    """Return the plugin of srun for the MPI of this environment; "" if it is not known."""
-    mpi = find_mpi()
-    if mpi.startswith(_NOT_FOUND):
-        return ""
-    plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
-    return next((plugin for name, plugin in plugins.items() if name in mpi), "")
-
-
 def add_script_commands(app: typer.Typer) -> None:
     """Add the commands `hpo slurm-script` and `hpo pbs-script`."""
-    app.command("slurm-script")(
-        _make_command(
-            "Print a job script for SLURM.",
-            lambda request: write_slurm_script(request, find_mpi_plugin(), describe_environment()),
-        )
-    )
-    app.command("pbs-script")(
-        _make_command(
-            "Print a job script for PBS.",
-            lambda request: write_pbs_script(request, describe_environment()),
-        )
-    )
+    app.command("slurm-script")(_make_command("Print a job script for SLURM.", write_slurm_script))
+    app.command("pbs-script")(_make_command("Print a job script for PBS.", write_pbs_script))
 
 
 _SearchSpace = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -12,8 +12,14 @@ import typer
 from typer.core import TyperCommand
 
 from hpo.cli.command_line import make_app, make_parser
-from hpo.cli.search_source import find_source, list_search_spaces
-from hpo.options import OPTIONS, PROGRAM_OPTIONS, Option
+from hpo.cli.search_source import (
+    find_search_space,
+    list_search_spaces,
+    make_script,
+    parse_space,
+)
+from hpo.errors import UsageError
+from hpo.options import OPTIONS, PROGRAM_OPTIONS, Option, ProgramOptions, format_value
 
 _ALL_OPTIONS = {**OPTIONS, **PROGRAM_OPTIONS}
 _GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
@@ -21,6 +27,8 @@ _CHECK_OPTIONS = (
     *("collective_timeout", "settings", "enqueue"),
     *("space", "loss", "metrics", "flags"),
 )
+# The name of a hyperparameter that has no effect, for a program without hyperparameters.
+_UNUSED_NAME = "nothing"
 _CHECK_TIMEOUT = 60.0  # seconds. It is short, so that a deadlock between ranks shows soon.
 _CLUSTER_CHECK_TIMEOUT = 20.0  # seconds, so that the check ends within a minute
 _CLUSTER_CHECK_FILE = Path(__file__).parents[1] / "training" / "group_speed_search.py"
@@ -37,8 +45,8 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-def group_parameters(parameters: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield pairs of a heading and its parameters: arguments, the groups of options, the rest."""
+def group_parameters(parameters: Iterable[Any]) -> list[tuple[str, list[Any]]]:
+    """Return pairs of a heading and its parameters: arguments, the groups of options, the rest."""
     groups: dict[str, list[Any]] = {heading: [] for heading in ("Arguments", *_GROUPS, "Options")}
     for parameter in parameters:
         if parameter.param_type_name == "argument":
@@ -47,7 +55,7 @@ def group_parameters(parameters: Iterable[Any]) -> Iterator[tuple[str, list[Any]
             groups[_ALL_OPTIONS[parameter.name].group].append(parameter)
         else:
             groups["Options"].append(parameter)
-    yield from ((heading, found) for heading, found in groups.items() if found)
+    return [(heading, found) for heading, found in groups.items() if found]
 
 
 def make_search(
@@ -76,16 +84,12 @@ def make_search(
         f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}."
     )
     needs_file = default is None and program is None
-    argument = _make_argument(help_text, inspect.Parameter.empty if needs_file else default)
-    return _add_parameters(search, argument, _ALL_OPTIONS)
+    argument = (help_text, inspect.Parameter.empty if needs_file else default)
+    return _set_signature(search, _ALL_OPTIONS, search_space=argument)
 
 
 def make_check(program: Sequence[str] | None = None) -> Callable[..., dict[str, Any]]:
-    """Return the function that typer calls for `hpo check`. It returns the given options by name.
-
-    Args:
-        program: The program and its arguments, given after ``--``; None without ``--``.
-    """
+    """Return the function that typer calls for `hpo check`, see `make_search`."""
 
     def check(search_space: Path | None, **given: Any) -> dict[str, Any]:
         """Find mistakes in a search space or program.
@@ -106,11 +110,11 @@ def make_check(program: Sequence[str] | None = None) -> Callable[..., dict[str, 
         help="JSON list; its first hyperparameters are evaluated.",
         default_text="the middle of the space",
     )
-    return _add_parameters(check, _make_argument("As for hpo search.", None), options)
+    return _set_signature(check, options, search_space=("As for hpo search.", None))
 
 
 def make_cluster_check() -> Callable[..., dict[str, Any]]:
-    """Return the function that typer calls for `hpo check-cluster`."""
+    """Return the function that typer calls for `hpo check-cluster`, see `make_search`."""
 
     def check_cluster(**given: Any) -> dict[str, Any]:
         """Test the hosts, GPUs, network and file system of a job.
@@ -141,7 +145,7 @@ def make_cluster_check() -> Callable[..., dict[str, Any]]:
             default_text="runs",
         ),
     }
-    return _add_parameters(check_cluster, None, options)
+    return _set_signature(check_cluster, options)
 
 
 def make_command_app(command: Callable[..., dict[str, Any]]) -> typer.Typer:
@@ -153,62 +157,93 @@ def make_command_app(command: Callable[..., dict[str, Any]]) -> typer.Typer:
 
 def _collect_given(
     search_space: Path | None,
-    program: Sequence[str] | None,
-    given: Mapping[str, Any],
+    command: Sequence[str] | None,
+    parsed: Mapping[str, Any],
     needs_space: bool = True,
 ) -> dict[str, Any]:
-    """Return the fields of `Options` that the user has given, with the search file."""
-    values = _select_given(given)
-    if "trackers" in values:
-        values["trackers"] = tuple(dict.fromkeys(values["trackers"]))
-    of_program = {name: values.pop(name) for name in PROGRAM_OPTIONS if name in values}
-    path, source = find_source(search_space, program, of_program, needs_space)
-    return {**values, "search_space": path, "source": source}
+    """Return the fields of `Options` that the user has given, with the search file.
+
+    For a program, the search file is made, and has the path of the program.
+
+    Args:
+        command: The program and its arguments, given after ``--``; None without ``--``.
+        needs_space: Whether a program must have hyperparameters.
+    """
+    given = _select_given(parsed)
+    if "trackers" in given:
+        given["trackers"] = tuple(dict.fromkeys(given["trackers"]))
+    of_program = {name: given.pop(name) for name in PROGRAM_OPTIONS if name in given}
+    if command is None:
+        for name in of_program:
+            flag = PROGRAM_OPTIONS[name].flags
+            raise UsageError(
+                f"{flag} must be used with a program after --, as in -- train.py --epochs 3"
+            )
+        if search_space is None:
+            raise UsageError(
+                "there must be a search space file, such as my_search.py, or a program after --"
+            )
+        return {**given, "search_space": find_search_space(search_space), "source": None}
+    if search_space is not None:
+        raise UsageError(
+            f"{search_space} and a program after -- exclude each other. Give one of them"
+        )
+    options = ProgramOptions(**of_program)
+    if not options.space and not needs_space:
+        unused = f"{_UNUSED_NAME}=Categorical(False, True)"
+        options = replace(options, space=(unused,), flags=(*options.flags, _UNUSED_NAME))
+    codes = parse_space(options.space)
+    script = make_script(command, options)
+    source = script.format_search_file(codes).encode()
+    return {**given, "search_space": Path(script.name), "source": source}
 
 
 def _select_given(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in parsed.items() if value is not None}
     return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in parsed.items()
+        if value is not None
     }
 
 
-def _make_argument(help_text: str, default: Any) -> inspect.Parameter:
-    annotation = Annotated[Path, typer.Argument(metavar="SEARCH_SPACE", help=help_text)]
-    return _make_parameter("search_space", annotation, default)
-
-
-def _add_parameters(
+def _set_signature(
     command: Callable[..., dict[str, Any]],
-    argument: inspect.Parameter | None,
     options: Mapping[str, Option],
+    **arguments: tuple[str, Any],
 ) -> Callable[..., dict[str, Any]]:
-    """Give a function the signature from which typer makes the command line."""
-    parameters = [argument] if argument is not None else []
-    parameters += [
-        _make_parameter(name, _annotate(option), None) for name, option in options.items()
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
+    """Give a function the signature from which typer makes the command line, and return it.
 
-
-def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
-
-
-def _annotate(option: Option) -> Any:
-    """Return the annotation from which typer makes an option. None means that it is not given."""
-    kind = option.kind
-    default = option.describe_default()
-    info = typer.Option(
-        option.flags,
-        metavar=kind.metavar,
-        parser=make_parser(kind) if kind.parse is not None else None,
-        help=f"{option.help}  [default: {default}]" if default else option.help,
-        show_default=False,
+    The value of an option is None if it is not given. The other arguments are paths, each with its
+    help and its default.
+    """
+    parameters = []
+    for name, (text, default) in arguments.items():
+        info = typer.Argument(metavar=name.upper(), help=text)
+        parameters.append((name, Annotated[Path, info], default))
+    for name, option in options.items():
+        kind = option.kind
+        shown = option.default_text
+        if shown is None and isinstance(option.default, bool):
+            shown = option.flags.split("/")[not option.default]
+        elif shown is None:
+            shown = format_value(option.default)
+        info = typer.Option(
+            option.flags,
+            metavar=kind.metavar,
+            parser=make_parser(kind) if kind.parse is not None else None,
+            help=f"{option.help}  [default: {shown}]" if shown else option.help,
+            show_default=False,
+        )
+        # A text stands for several values if the option is repeatable.
+        value = list[str] if kind.types == (tuple,) and kind.parse is None else kind.types[0]
+        parameters.append((name, Annotated[Optional[value], info], None))
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+            for name, annotation, default in parameters
+        ]
     )
-    # A text stands for several values if the option is repeatable.
-    value = list[str] if kind.types == (tuple,) and kind.parse is None else kind.types[0]
-    return Annotated[Optional[value], info]
+    command.__annotations__ = {name: annotation for name, annotation, _ in parameters}
+    return command

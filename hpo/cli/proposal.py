@@ -46,22 +46,12 @@ class _Option:
         """
         return self.flag != f"--{self.name}"
 
-    @property
-    def hint(self) -> str:
-        """A comment for the search file, with the placeholder; empty unless `has_other_name`."""
-        return (
-            f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
-        )
-
 
 def propose_search(path: Path) -> str:
     """Return the code of a search file for a Python script.
 
     Its search space contains the options with choices, and options that are usually searched on a
     logarithmic scale, such as a learning rate. All other options are in comments.
-
-    Raises:
-        UsageError: The script cannot be read, or has no options.
     """
     try:
         tree = ast.parse(path.read_bytes())
@@ -75,27 +65,30 @@ def propose_search(path: Path) -> str:
             f"{path} has no options of argparse that could be searched, such as "
             "add_argument('--lr', type=float)"
         )
-    codes = {option.name: (option, *_make_parameter_code(option)) for option in options}
-    lines = [
-        f"    {'' if is_chosen else '# '}{name}={code},{'' if is_chosen else option.hint}"
-        for name, (option, code, is_chosen) in codes.items()
-        if code
-    ]
-    placed = []
-    for option, _, is_chosen in codes.values():
-        if is_chosen and option.has_other_name:
-            placed += [option.flag, f"{{{option.name}}}"]
+    lines = []
+    kinds = {"Script", "SearchSpace"}
+    parts = [repr(str(path))]
+    for option in options:
+        code, is_chosen = _make_parameter_code(option)
+        if not code:
+            continue
+        kinds.add(code.partition("(")[0])
+        placeholder = [repr(option.flag), f"'{{{option.name}}}'"] if option.has_other_name else []
+        if is_chosen:
+            lines.append(f"    {option.name}={code},")
+            parts += placeholder
+        else:
+            hint = f"  # and {', '.join(placeholder)} in the Script" if placeholder else ""
+            lines.append(f"    # {option.name}={code},{hint}")
     switches = [option.name for option in options if option.is_switch]
-    parts = [repr(str(path)), *map(repr, placed)]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
     remark = "  # give a pattern with one group, or call hpo.report(loss) in the script"
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
-    kinds = {code.partition("(")[0] for _, code, _ in codes.values() if code}
     return (
         f'"""A search over {path.name}, proposed from its options: edit the ranges, and remove '
         f'the # of others."""\n\n'
-        f"from hpo import {', '.join(sorted({*kinds, 'Script', 'SearchSpace'}))}\n\n"
+        f"from hpo import {', '.join(sorted(kinds))}\n\n"
         f"space = SearchSpace(\n{chr(10).join(lines)}\n)\n{flags}objective = "
         f"Script({', '.join(parts)}){'' if loss else remark}\n"
     )
@@ -165,7 +158,7 @@ def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [
-                part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values
+                each.value if isinstance(each, ast.Constant) else "1.0" for each in node.values
             ]
             text = "".join(map(str, parts))
             if _LOSS_PATTERN.search(text):

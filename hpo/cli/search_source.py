@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpo.errors import UsageError
-from hpo.options import PROGRAM_OPTIONS, ProgramOptions
+from hpo.options import ProgramOptions
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
 from hpo.space.parameters import parse_parameter
 
-# The name of a hyperparameter that has no effect, for a program without hyperparameters.
-_UNUSED_NAME = "nothing"
 _PACKAGE = Path(__file__).parents[1]
 _EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
@@ -24,9 +20,6 @@ def find_search_space(path: Path) -> Path:
     """Return the path of a search file that is given by path or by name.
 
     A name is that of a search space of the package. If a file of this name exists, it is used.
-
-    Raises:
-        UsageError: There is neither such a file nor such a search space.
     """
     shipped = list_search_spaces()
     if str(path) in shipped and not path.is_file():
@@ -48,63 +41,19 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
     """Return the arguments before ``--``, and the command after it; None without ``--``."""
     if "--" not in arguments:
         return list(arguments), None
-    index = list(arguments).index("--")
+    index = arguments.index("--")
     return list(arguments[:index]), list(arguments[index + 1 :])
 
 
-def find_source(
-    search_space: Path | None,
-    command: Sequence[str] | None,
-    given: Mapping[str, Any],
-    needs_space: bool = True,
-) -> tuple[Path, bytes | None]:
-    """Return the search file of a command line, or make one for the program after ``--``.
-
-    Args:
-        search_space: The search space on the command line; None if it was not given.
-        command: The program and its arguments, given after ``--``; None without ``--``.
-        given: The values of the fields of `ProgramOptions` that were given.
-        needs_space: Whether a program must have hyperparameters.
-
-    Returns:
-        The path of the search file, and None. For a program: its path, and the content of the
-        search file made for it.
-
-    Raises:
-        UsageError: There is neither a search file nor a program, or there are both, or an option is
-            not valid.
-    """
-    if command is None:
-        for name in given:
-            flag = PROGRAM_OPTIONS[name].flags
-            raise UsageError(
-                f"{flag} must be used with a program after --, as in -- train.py --epochs 3"
-            )
-        if search_space is None:
-            raise UsageError(
-                "there must be a search space file, such as my_search.py, or a program after --"
-            )
-        return find_search_space(search_space), None
-    if search_space is not None:
-        raise UsageError(
-            f"{search_space} and a program after -- exclude each other. Give one of them"
-        )
-    options = ProgramOptions(**given)
-    if not options.space and not needs_space:
-        unused = f"{_UNUSED_NAME}=Categorical(False, True)"
-        options = replace(options, space=(unused,), flags=(*options.flags, _UNUSED_NAME))
-    codes = parse_space(options.space)
-    script = make_script(command, options)
-    return Path(script.name), script.format_search_file(codes).encode()
-
-
 def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
-    """Return the Script objective that runs the program after ``--``.
-
-    Raises:
-        UsageError: The program does not exist or cannot be executed, or an option is not valid.
-    """
-    parts = _remove_python(list(command))
+    """Return the Script objective that runs the program after ``--``."""
+    parts = list(command)
+    if parts[:1] in (["python"], ["python3"]):
+        # Trainers run Python scripts themselves, since they have already imported torch.
+        if parts[1:2] == ["-u"]:
+            del parts[1]
+        if parts[1:] and (parts[1] == "-m" or not parts[1].startswith("-")):
+            del parts[0]
     if not parts:
         raise UsageError("-- must be followed by a command, such as -- train.py --epochs 3")
     is_name = "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m"
@@ -127,28 +76,8 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     return script
 
 
-def _remove_python(parts: list[str]) -> list[str]:
-    """Return a command without ``python`` before a script or a module.
-
-    Trainers run Python scripts themselves, since they have already imported torch.
-    """
-    if parts[:1] not in (["python"], ["python3"]):
-        return parts
-    if parts[1:2] == ["-u"]:
-        del parts[1]
-    has_script = parts[1:2] and (parts[1] == "-m" or not parts[1].startswith("-"))
-    return parts[1:] if has_script else parts
-
-
 def parse_space(texts: Sequence[str]) -> dict[str, str]:
-    """Check the parameters of ``--space``, and return a dict from their names to their Python code.
-
-    Args:
-        texts: The texts NAME=PARAMETER of ``--space``, such as ``lr=Float(1e-4, 1e-1, log=True)``.
-
-    Raises:
-        UsageError: `texts` is empty, a name is given twice, or a text is not a valid parameter.
-    """
+    """Check the texts NAME=PARAMETER of ``--space``, and return the code of each parameter."""
     if not texts:
         raise UsageError(f"a search over a program must have hyperparameters. {_EXAMPLE}")
     codes: dict[str, str] = {}
