@@ -384,7 +384,7 @@ class _EvaluationRows:
         )
 
     def add_ended(self, evaluation: Evaluation, row: Sequence[float]) -> None:
-        """Add an evaluation that has ended. It replaces the one from which it was promoted."""
+        """Add an evaluation that has ended. It replaces the evaluation that it promotes."""
         index = self.count
         if evaluation.retry_of is not None:
             index = self._repeatable_rows.pop(evaluation.retry_of, self.count)

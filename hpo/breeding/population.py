@@ -16,8 +16,8 @@ from hpo.space import Gene, SearchSpace, Value
 class Individual:
     """A set of hyperparameters that is bred and evaluated, with the attributes of Propulate's.
 
-    Island, rank and generation identify an individual: the island on which it was bred, the index
-    of the worker on this island, and the index among the individuals of this worker.
+    Island, rank and generation identify an individual. The island is where it was bred. The rank is
+    the index of the worker on this island, and the generation the index among its individuals.
 
     Attributes:
         params: The hyperparameters: the values of all active parameters.

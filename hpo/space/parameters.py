@@ -27,7 +27,6 @@ ODDS = {"low": 2, "medium": 4, "high": 6}
 
 _LARGEST_FLOAT = sys.float_info.max
 _MOST_CHOICES = 100  # A message does not list more choices than these.
-
 # The relative error of exp(log(x)) is at most about 1e-13 for float64. With 12 digits, a value that
 # is encoded and decoded does not change. Two individuals are different if they differ in these
 # digits.
