@@ -94,7 +94,7 @@ def top(
     run = RunReader(run_dir, storage)
     if failed:
         from hpo.views.evaluation_details import EvaluationLookup, make_json_content
-        from hpo.views.failure_table import format_failed
+        from hpo.views.summary_tables import format_failed
 
         lookup = EvaluationLookup.read(run)
         failures = lookup.list_failed()
