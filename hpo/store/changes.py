@@ -108,16 +108,9 @@ class Follower:
         changes = self._log.list_evaluations() if first is None else self._log.list_changed(first)
         if not self._with_losses:
             return changes
-        latest = {
-            evaluation.trial: evaluation for evaluation in [*changes, *self._find_new_losses()]
-        }
-        return list(latest.values())
-
-    def _find_new_losses(self) -> list[Evaluation]:
         before = self._running
         self._running = {evaluation.trial: evaluation for evaluation in self._log.list_running()}
-        return [
-            evaluation
-            for trial, evaluation in self._running.items()
-            if evaluation is not before.get(trial)
-        ]
+        for trial, evaluation in self._running.items():
+            if evaluation is not before.get(trial):
+                changes.append(evaluation)
+        return list({evaluation.trial: evaluation for evaluation in changes}.values())

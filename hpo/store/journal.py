@@ -66,12 +66,14 @@ def parse_entry(line: bytes) -> dict[str, Any]:
     ):
         raise ValueError(f"is not an entry of a journal: {line[:40]!r}")
     required = _REQUIRED_FIELDS[operation]
-    for name, fits in [*required.items(), *_OPTIONAL_FIELDS.items()]:
-        if name not in entry and name in required:
-            raise ValueError(f"is not an entry of a journal: {name!r} is missing")
-        if name in entry and not fits(entry[name]):
-            found = format_repr(entry[name])[:40]
-            raise ValueError(f"is not an entry of a journal: {name!r} is {found}")
+    for fields in (required, _OPTIONAL_FIELDS):
+        for name, fits in fields.items():
+            if name in entry:
+                if not fits(entry[name]):
+                    found = format_repr(entry[name])[:40]
+                    raise ValueError(f"is not an entry of a journal: {name!r} is {found}")
+            elif fields is required:
+                raise ValueError(f"is not an entry of a journal: {name!r} is missing")
     return entry
 
 

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,14 +17,12 @@ from hpo.store.pareto_front import FrontArchive, drop_equal_values, select_sprea
 from hpo.text_format import format_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
     from hpo.objectives import Objectives
     from hpo.store.run_dir import RunDir
-
-T = TypeVar("T")
 
 
 class BestWeights:
@@ -202,36 +200,29 @@ class Weights(WeightsInfo):
 
 def read_weights_info(path: Path) -> WeightsInfo | None:
     """Return how stored weights were trained; None without a file, UsageError if damaged."""
-    if not path.exists():
-        return None
-    return _read_file(path, "np", _parse_info)
+    return _read_file(path, "np")
 
 
 def read_weights(path: Path) -> Weights | None:
     """Load weights as torch tensors; None without a file, UsageError if it is damaged."""
+    return _read_file(path, "pt")
+
+
+def _read_file(path: Path, framework: Literal["np", "pt"]) -> Weights | None:
     if not path.exists():
         return None
-    return _read_file(path, "pt", _parse_weights)
-
-
-def _read_file(path: Path, framework: str, read: Callable[[Any], T]) -> T:
     try:
         with safe_open(path, framework) as file:
-            return read(file)
+            metadata = file.metadata()
+            known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
+            confirmation = json.loads(metadata.get("confirmation", "null"))
+            names = list(file.keys())
+            state = {}
+            if framework == "pt":
+                state = {name: file.get_tensor(name) for name in names}
+            return Weights(**known, names=names, confirmation=confirmation, state=state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {format_error(error)}") from error
-
-
-def _parse_info(file: Any) -> WeightsInfo:
-    metadata = file.metadata()
-    known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
-    confirmation = json.loads(metadata.get("confirmation", "null"))
-    return WeightsInfo(**known, names=list(file.keys()), confirmation=confirmation)
-
-
-def _parse_weights(file: Any) -> Weights:
-    info = _parse_info(file)
-    return Weights(**vars(info), state={name: file.get_tensor(name) for name in info.names})
 
 
 def read_weights_trial(path: Path) -> int | None:
