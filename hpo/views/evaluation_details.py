@@ -269,9 +269,10 @@ def format_evaluation(
     lines += _indent_lines(_format_losses(evaluation.curve))
     log_end = details.log_end
     if log_end and log_end.lines:
-        cut = f"without its first {format_count(log_end.lines_before, 'line')}, "
-        heading = f"output, {cut if log_end.lines_before else ''}{log_end.path}:"
-        lines += ["", make_printable(heading)]
+        source = str(log_end.path)
+        if log_end.lines_before:
+            source = f"without its first {format_count(log_end.lines_before, 'line')}, {source}"
+        lines += ["", make_printable(f"output, {source}:")]
         lines += _indent_lines(
             line for text in log_end.lines for line in split_printable_lines(text)
         )

@@ -286,7 +286,8 @@ def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[s
         more += f", including its {many} hyperparameters"
     count = f"all {len(failed)} failures" if len(failed) > 1 else "the only failure"
     if len(shown) < len(failed):
-        count = f"the latest{f' {len(shown)}' if len(shown) > 1 else ''} of {len(failed)} failures"
+        latest_ones = f"the latest {len(shown)}" if len(shown) > 1 else "the latest"
+        count = f"{latest_ones} of {len(failed)} failures"
     return [table, make_printable(f"{count}; {more}")]
 
 
