@@ -1,4 +1,4 @@
-"""The interface of all propagators: ask for an individual, evaluate it, and tell its loss."""
+"""The interface of all propagators (`ask` and `tell`), and the table of their names."""
 
 from __future__ import annotations
 

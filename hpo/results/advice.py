@@ -143,7 +143,7 @@ def _advise_confirmation(run: RunSnapshot) -> Advice | None:
 def _advise_first_confirmation(run: RunSnapshot) -> Advice | None:
     """Advise to confirm the best individual if the loss of the second best is close.
 
-    A Pareto front has several best individuals anyway, so there is no such advice.
+    A Pareto front has several best individuals anyway, so it needs no such advice.
     """
     if run.manifest.objectives.is_multi_objective or run.manifest.confirm_seeds:
         return None
