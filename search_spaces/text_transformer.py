@@ -1,7 +1,8 @@
 """A decoder-only transformer that predicts Python's standard library by character.
 
-To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss",
-"parameters").
+To minimise the loss and the number of parameters, add this line to the file:
+
+    objectives = ("loss", "parameters")
 """
 
 import math
