@@ -73,11 +73,11 @@ class Evaluator:
             self._evaluate(assignment)
 
     def _evaluate(self, assignment: Assignment) -> Attempt:
-        """Evaluate an individual, and retry if the objective did not cause the failure.
+        """Evaluate an individual, and repeat this if the objective did not cause the failure.
 
-        All ranks have the same verdict, so they retry together. `Leader.decide_on_retry` limits
-        retries after failures, and rejects the checkpoint if it may be the cause: the next attempt
-        then starts without it. Here only suspensions of the job are counted.
+        All ranks have the same verdict, so they repeat it together. `Leader.decide_on_repetition`
+        limits repetitions after failures, and rejects the checkpoint if it may be the cause: the
+        next attempt then starts without it. So only suspensions can use up all attempts here.
         """
         started = clock.now()
         if assignment.tests is not None:

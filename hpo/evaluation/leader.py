@@ -250,7 +250,7 @@ class Leader:
 
     # The end
 
-    def decide_on_retry(self, attempt: Attempt, verdict: Verdict) -> Verdict:
+    def decide_on_repetition(self, attempt: Attempt, verdict: Verdict) -> Verdict:
         """Return the final verdict on an attempt.
 
         If the checkpoint may have caused a failure, the evaluation is repeated without the

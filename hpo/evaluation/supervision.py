@@ -31,7 +31,7 @@ from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 from hpo.evaluation.verdict import (
     NOT_JOINED,
     TIMEOUT_PREFIX,
-    FailureKind,
+    FailureCause,
     RankEnd,
     State,
     Verdict,
@@ -150,7 +150,7 @@ class Supervision:
         if self._leader is not None:
             self._attempt.record_ends(ends)
             verdict = self._conclude(self._leader, ends)
-            verdict = self._leader.decide_on_retry(self._attempt, verdict)
+            verdict = self._leader.decide_on_repetition(self._attempt, verdict)
         self._attempt.record_verdict(self._group.comm.bcast(verdict))
         self._finish(end)
 
@@ -294,7 +294,7 @@ class Supervision:
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Return the final verdict, on the leader.
 
-        A verdict on a report comes before the end that followed it: for example, a pruned objective
+        A verdict on a report comes before the end that followed it: for example, a pruned script
         fails, since it is cancelled.
         """
         attempt = self._attempt
@@ -469,13 +469,13 @@ class Supervision:
             return RankEnd(self._group.rank, **vars(end))
         if end.is_status:
             end = replace(end, failure=end.failure + self._trainer.describe_last_error())
-        kind = FailureKind.OWN
+        kind = FailureCause.OWN
         if end.is_cancelled and self._watched.cause is not None:
-            kind = FailureKind.CANCELLED
+            kind = FailureCause.CANCELLED
         elif end.gave_up and self._was_suspended:
-            kind = FailureKind.SUSPENDED
+            kind = FailureCause.SUSPENDED
         elif end.gave_up and end.seconds >= self._group.patience:
-            kind = FailureKind.TIMEOUT
+            kind = FailureCause.TIMEOUT
         return self._make_failed_end(end, kind)
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
@@ -490,27 +490,27 @@ class Supervision:
             place=self._user_frames.find_position(frames),
             traceback=format_stack(frames),
         )
-        kind = FailureKind.OWN
+        kind = FailureCause.OWN
         if self._trainer.has_lost_template:
-            kind = FailureKind.ORPHANED
+            kind = FailureCause.ORPHANED
         elif is_killed:
-            kind = FailureKind.CANCELLED
+            kind = FailureCause.CANCELLED
         elif self._trainer.has_watchdog_aborted(ended):
-            kind = FailureKind.SUSPENDED if self._was_suspended else FailureKind.TIMEOUT
+            kind = FailureCause.SUSPENDED if self._was_suspended else FailureCause.TIMEOUT
         return self._make_failed_end(end, kind)
 
-    def _make_failed_end(self, end: ObjectiveEnd, kind: FailureKind) -> RankEnd:
+    def _make_failed_end(self, end: ObjectiveEnd, kind: FailureCause) -> RankEnd:
         """Complete the end of an objective that has failed."""
         cause = self._watched.cause
         failure = end.failure
-        if kind == FailureKind.CANCELLED:
+        if kind == FailureCause.CANCELLED:
             failure = cause or failure
-        elif kind == FailureKind.TIMEOUT:
+        elif kind == FailureCause.TIMEOUT:
             failure = _describe_timeout(self._group.patience)
         return RankEnd(
             self._group.rank,
             **{**vars(end), "failure": failure},
-            kind=FailureKind.STOPPED if cause == RUN_STOPS else kind,
+            kind=FailureCause.STOPPED if cause == RUN_STOPS else kind,
             has_begun=self._phase != _Phase.CONNECTING,
         )
 

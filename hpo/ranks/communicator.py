@@ -39,8 +39,6 @@ _BLOCK_BYTES = 1024
 _LENGTH_BYTES = 8  # length of the pickle, at the start of the block
 _PAYLOAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES
 
-TIMEOUT_MESSAGE = "gave up after"  # start of the message of a TimeoutError
-
 
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
     """Wait until `done()` is true, and return true; return false after `limit` seconds.
@@ -63,19 +61,14 @@ def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
 
 
 class SleepingComm(MPI.Intracomm):
-    """An MPI communicator that sleeps while it waits.
+    """An MPI communicator that sleeps while it waits, without a limit.
 
     Python's signal handlers can interrupt its waits. Its sends never block. `SleepingComm(comm)` is
     another handle of `comm`, not a copy. Calls that are not overridden here block as usual.
-
-    Attributes:
-        patience: Maximum seconds for which a rank waits in a call. Then the call raises
-            TimeoutError.
     """
 
     _unreceived: Sequence[MPI.Request] = ()
     _max_pending = _MIN_PENDING
-    patience = math.inf
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
@@ -177,10 +170,7 @@ class SleepingComm(MPI.Intracomm):
         self._unreceived = ()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
-            raise TimeoutError(
-                f"{TIMEOUT_MESSAGE} {self.patience:g} s in a call of an MPI communicator"
-            )
+        sleep_until(lambda: not MPI.Is_finalized() and done())
 
 
 class Gathering:

@@ -56,7 +56,7 @@ def prepare_rank(
     Collective: call on all ranks.
 
     Args:
-        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
+        is_attended: Whether trainers use the terminal of this rank, as in `hpo check` on one rank.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
     from hpo.evaluation.host import Host, check_gpus, compute_thread_share

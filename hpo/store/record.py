@@ -36,7 +36,6 @@ from hpo.store.trials import (
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
-    from optuna.storages import BaseStorage
 
     from hpo.store.storage import StorageRetry
 
@@ -47,8 +46,9 @@ class Record:
     The attribute `objectives` holds the objectives of the study.
 
     Args:
-        storage: Path of a journal file, URL of an Optuna storage, or an open storage. retry:
-        Repeats storage calls while a database is unavailable; None to raise the error at once.
+        storage: Path of a journal file, URL of an Optuna storage, or an open storage.
+        retry: Repeats storage calls while a database is unavailable; None to raise the error at
+            once.
     """
 
     def __init__(

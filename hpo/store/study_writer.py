@@ -152,7 +152,7 @@ class StudyWriter(Record):
             the following attributes.
         inheritance: Selects the checkpoints from which individuals start; None without population
             based training.
-        health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
+        health_gate: Keeps broken workers from claiming trials; None to let all workers claim.
     """
 
     claims: Claims

@@ -57,7 +57,7 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
     leader: Any = SimpleNamespace(
         limits=Limits(),
         decide=decide,
-        decide_on_retry=lambda _, verdict: verdict,
+        decide_on_repetition=lambda _, verdict: verdict,
         keep_drafts=lambda *given: since.append(given[-1]),
         log_output=ignore,
         warn_about_copies=ignore,

@@ -127,6 +127,21 @@ def test_life_cycle_in_source_names_files_and_functions() -> None:
     assert [table.count("| → ") for table in section.split("A loss takes this way back")] == [3, 3]
 
 
+def test_limits_of_waits_name_definitions_of_the_code() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
+    section = page.partition("## What a rank waits for")[2].partition("\n## ")[0]
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "hpo").rglob("*.py"))
+    rows = re.findall(r"^\| (?!wait|---)(.*) \|$", section, re.MULTILINE)
+    assert len(rows) > 10
+    for row in rows:
+        for name in re.findall(r"`([^`]+)`", row.split(" | ")[2]):
+            if name.endswith(".py"):
+                assert list((ROOT / "hpo").rglob(name)), row
+            else:
+                last = name.rpartition(".")[2]
+                assert re.search(rf"\b(def|class) {last}\b|^{last} = ", source, re.MULTILINE), row
+
+
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:
     rows = read_section(read_page("search-command.md"), "## Options of a resumed run").splitlines()
     kept = {
