@@ -59,8 +59,12 @@ class Settings(training.ParallelSettings):
 
 def prepare(settings: Settings) -> training.ImageDataset:
     """Load the data, once per host before the search. The result is `worker.data`."""
-    sizes = {name: getattr(settings, name) for name in ("train_samples", "validation_samples")}
-    return training.load_data(settings.dataset, settings.data_dir, **sizes)
+    return training.load_data(
+        settings.dataset,
+        settings.data_dir,
+        train_samples=settings.train_samples,
+        validation_samples=settings.validation_samples,
+    )
 
 
 def build_network(data: training.ImageDataset) -> nn.Sequential:

@@ -56,8 +56,11 @@ class Settings(training.ParallelSettings):
 
 def prepare(settings: Settings) -> training.TextDataset:
     """Load the text, once per host before the search. The result is `worker.data`."""
-    sizes = {name: getattr(settings, name) for name in ("train_samples", "validation_samples")}
-    return training.load_text(settings.context, **sizes)
+    return training.load_text(
+        settings.context,
+        train_samples=settings.train_samples,
+        validation_samples=settings.validation_samples,
+    )
 
 
 def build_network(params: Mapping[str, Any], text: training.TextDataset) -> nn.Sequential:

@@ -43,6 +43,9 @@ class WeightsSaver:
 
     def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
         """Write the weights of a recorded evaluation to all files that the study wants, if any."""
+        paths = self._study.call.list_weight_files(assignment.number)
+        if not paths:
+            return
         metadata = {
             "trial": assignment.number,
             "params": assignment.params,
@@ -55,7 +58,6 @@ class WeightsSaver:
                 "seed": assignment.seed,
             }
         texts = {name: json.dumps(value) for name, value in metadata.items()}
-        paths = self._study.call.list_weight_files(assignment.number)
         for path in map(Path, paths):
             draft = make_weights_draft_path(path, assignment.number)
             try:
@@ -66,8 +68,7 @@ class WeightsSaver:
                 warn_about_weights(error, path)
                 with suppress(OSError):
                     draft.unlink(missing_ok=True)
-        if paths:
-            self._study.notify.move_weights(assignment.number)
+        self._study.notify.move_weights(assignment.number)
 
     def _add_to_archive(self, evaluation: Evaluation) -> None:
         if not evaluation.imported_from:

@@ -63,7 +63,9 @@ class BaseParameter:
         else:
             positional = (shown.pop("low"), shown.pop("high"))
         options = [f"{name}={v!r}" for name, v in shown.items() if v != fields[name].default]
-        return f"{type(self).__name__}({', '.join([*map(repr, positional), *options])})"
+        # A class of the user that inherits from a kind of parameter is shown as this kind.
+        kind = next(base.__name__ for base in type(self).__mro__ if base.__module__ == __name__)
+        return f"{kind}({', '.join([*map(repr, positional), *options])})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -438,9 +440,8 @@ def format_parameter(parameter: Any) -> str:
     text = repr(parameter)[:-1]
     for name in _CHANGEABLE:
         value = getattr(parameter, name)
-        if repr(value) != repr(
-            BaseParameter.__dataclass_fields__[name].default
-        ):  # It may be an array.
+        default = BaseParameter.__dataclass_fields__[name].default
+        if repr(value) != repr(default):  # A prior may be an array, which has no single `!=`.
             text += f", {name}={value!r}"
     return f"{text})"
 

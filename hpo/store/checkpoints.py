@@ -92,7 +92,7 @@ class CheckpointStore:
             path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Return, without the disk, whether this process has found or written it."""
+        """Return whether this process has found or written a checkpoint. It reads no disk."""
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:

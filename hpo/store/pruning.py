@@ -287,7 +287,7 @@ class SuccessiveHalving:
         return self._objectives.compute_costs(() if has_failed else values)
 
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
-        """Return a rung; None if none has reached it, or none must pause there."""
+        """Return a rung; None if no individual has reached it, or must or did pause there."""
         reached = self._members.get((bracket, epochs))
         if reached is None:
             return None

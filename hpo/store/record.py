@@ -143,7 +143,7 @@ class Record:
         return self.start_trial(trial.params, trial.distributions, own)
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
-        """Record the end of such a test; `failure` is empty if the worker has passed."""
+        """Record the end of a test of a worker; `failure` is empty if the worker has passed."""
         self._end_trial(
             assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure
         )

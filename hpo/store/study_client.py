@@ -1,6 +1,7 @@
 """Let the leader of a worker read and write the study through the writer.
 
-The writer, a thread of the first rank, is all that writes the study (`hpo.store.study_writer`).
+While workers evaluate, only the writer, a thread of the first rank, writes the study
+(`hpo.store.study_writer`).
 """
 
 from __future__ import annotations

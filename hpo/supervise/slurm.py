@@ -63,7 +63,12 @@ def read_output(command: Sequence[str], timeout: float = _SECONDS_PER_COMMAND) -
     """Return the standard output of a command; an empty text if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=timeout
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+            timeout=timeout,
         ).stdout
     return ""
 

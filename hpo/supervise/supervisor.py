@@ -97,9 +97,9 @@ class Supervisor:
         try:
             return self._run_until_final(guard)
         finally:
-            guard.end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            guard.end()
 
     def _run_until_final(self, guard: BatchHostGuard) -> int:
         failed_starts = 0

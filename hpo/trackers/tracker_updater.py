@@ -51,9 +51,9 @@ class TrackerUpdater:
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
     def show_changes(self, running: bool = True) -> None:
-        """Send all changes since the previous call, `running` evaluations only if it is true.
+        """Send all changes since the previous call.
 
-        It must be false in the final call.
+        Running evaluations are included if `running` is true. It must be false in the final call.
         """
         for study, (follower, individuals) in self._individuals.items():
             changed = [evaluation for evaluation in follower.read() if evaluation.tests is None]

@@ -187,8 +187,9 @@ def _find_files(
 
     folder = folders[0]
     has_existed = folder.exists()
+    are_missing = not all(map(find_file, names))
     try:
-        if not all(map(find_file, names)):
+        if are_missing:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

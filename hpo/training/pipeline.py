@@ -81,7 +81,7 @@ class Pipeline(nn.Module):
         )
         # A separate group, since torch's check of collectives would count send and recv as
         # collectives.
-        self.group: Any = dist.new_group()
+        self._group: Any = dist.new_group()
         self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
         self._schedules: dict[tuple[int, int, bool], Any] = {}
         self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
@@ -125,8 +125,35 @@ class Pipeline(nn.Module):
                 part = torch.empty(samples, *shape, dtype=dtype, device=self.worker.device)
             parts.append(part)
         outputs = torch.cat(parts)
-        dist.broadcast(outputs, self.worker.size - 1, group=self.group)
+        dist.broadcast(outputs, self.worker.size - 1, group=self._group)
         return outputs
+
+    def gather_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of all ranks by name, on the leader. Collective: call on all ranks.
+
+        Tensors are sent one at a time, since the leader's memory may be too small for several
+        copies.
+        """
+        own = {
+            name: value.detach()
+            for name, value in tensors.items()
+            if isinstance(value, torch.Tensor)
+        }
+        others = {name: value for name, value in tensors.items() if name not in own}
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+        stages = self.worker.comm.gather((shapes, others))
+        if stages is None:
+            for tensor in own.values():
+                dist.send(tensor.to(self.worker.device).contiguous(), 0, group=self._group)
+            return {}
+        whole = {**others, **{name: tensor.cpu() for name, tensor in own.items()}}
+        for rank, (shapes, others) in enumerate(stages[1:], 1):
+            whole |= others
+            for name, (shape, dtype) in shapes.items():
+                received = torch.empty(shape, dtype=dtype, device=self.worker.device)
+                dist.recv(received, rank, group=self._group)
+                whole[name] = received.cpu()
+        return whole
 
     def _plan_microbatches(self, samples: int) -> list[tuple[slice, int]]:
         """Return groups of samples, and the size of the equal microbatches of each group.
@@ -186,7 +213,7 @@ class Pipeline(nn.Module):
             self.worker.device,
             input_args=(before,),
             output_args=(after,),
-            group=self.group,
+            group=self._group,
         )
         # 1F1B (Narayanan et al. 2019) needs at least as many microbatches as stages. With fewer,
         # GPipe computes all forward passes first.

@@ -45,11 +45,12 @@ class SharedBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         exact = torch.promote_types(input.dtype, torch.float32)
-        weight = self.weight
-        bias = self.bias
-        if not self.affine:
-            weight = torch.ones(self.num_features, device=input.device)  # type: ignore[assignment]
-            bias = torch.zeros(self.num_features, device=input.device)  # type: ignore[assignment]
+        weight: torch.Tensor | None = self.weight
+        bias: torch.Tensor | None = self.bias  # A layer may have a weight and no bias.
+        if weight is None:
+            weight = torch.ones(self.num_features, device=input.device)
+        if bias is None:
+            bias = torch.zeros(self.num_features, device=input.device)
         output, mean, variance, count = _BatchNormFunction.apply(
             input, weight.to(exact), bias.to(exact), self.eps
         )
@@ -76,11 +77,12 @@ class _BatchNormFunction(torch.autograd.Function):
         mean, variance, count = _compute_statistics(inputs, weight.dtype)
         # torch's kernels divide by the number of samples. With none, they crash the process (torch
         # 2.15, SIGFPE).
-        output = inputs.clone()
         if inputs.numel():
             (output, *_) = torch.native_batch_norm(
                 inputs, weight, bias, mean, variance, False, 0.0, eps
             )
+        else:
+            output = inputs.clone()
         ctx.save_for_backward(inputs, weight, mean, variance, count)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance, count)
@@ -90,9 +92,6 @@ class _BatchNormFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight, mean, variance, count = ctx.saved_tensors
         inverse = torch.rsqrt(variance + ctx.eps)
-        gradient = inputs.clone()
-        of_weight = torch.zeros_like(weight)
-        of_bias = torch.zeros_like(weight)
         if inputs.numel():
             output_gradient = _make_contiguous(gradients[0].to(inputs.dtype))
             # Some of CUDA's kernels read the saved statistics, although this is not a pass in
@@ -103,6 +102,10 @@ class _BatchNormFunction(torch.autograd.Function):
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
                 output_gradient, inputs, weight, mean, variance, *saved, False, ctx.eps, [True] * 3
             )
+        else:
+            gradient = inputs.clone()
+            of_weight = torch.zeros_like(weight)
+            of_bias = torch.zeros_like(weight)
         sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums)
         # The gradient through mean and variance is linear in the input of each channel.

@@ -222,23 +222,14 @@ def _gather_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, A
 
     Values that are not tensors, as in the state of some optimizers, stay as they are.
     """
-    is_kept = dist.get_rank() == 0 or isinstance(model, Pipeline)
+    if isinstance(model, Pipeline):
+        return model.gather_tensors(tensors)
     whole = {}
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if is_kept:  # The memory of the device may be too small for all.
+        if dist.get_rank() == 0:  # The memory of the device may be too small for all.
             is_tensor = isinstance(gathered, torch.Tensor)
             whole[name] = gathered.detach().cpu() if is_tensor else gathered
-    if isinstance(model, Pipeline):
-        # One tensor at a time, since the leader's memory may be too small for several copies.
-        for rank, names in enumerate(model.worker.comm.allgather(list(whole))):
-            for name in names:
-                sent = [whole.get(name)]
-                if model.worker.rank == rank > 0:
-                    dist.send_object_list(sent, 0, group=model.group)
-                elif model.worker.rank == 0 < rank:
-                    dist.recv_object_list(sent, rank, group=model.group)
-                    whole[name] = sent[0]
     return whole
 
 

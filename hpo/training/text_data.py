@@ -169,8 +169,15 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
 def load_test_text(context: int) -> Pieces:
     """Load the test part of the text, which is only for the winner of a search.
 
-    The pieces are in the order of the text, uint8 of shape (N, context + 1). Arguments and errors
-    are those of `load_text`.
+    Args:
+        context: Number of characters that a network reads, at least 1.
+
+    Returns:
+        The pieces in the order of the text, uint8 of shape (N, context + 1).
+
+    Raises:
+        ValueError: `context` is less than 1, or the text is too short for it.
+        FileNotFoundError: Python was installed without the source files of its library.
 
     Example:
         ::

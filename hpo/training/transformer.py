@@ -56,8 +56,7 @@ def make_transformer(
     parts: dict[str, nn.Module] = {"embedding": TokenEmbedding(vocabulary, context, width, dropout)}
     for number in range(1, depth + 1):
         parts[f"block{number}"] = TransformerBlock(width, heads, dropout)
-    head = {"norm": nn.LayerNorm(width), "logits": nn.Linear(width, vocabulary, bias=False)}
-    parts["head"] = nn.Sequential(OrderedDict(head))
+    parts["head"] = OutputHead(width, vocabulary)
     network = nn.Sequential(OrderedDict(parts))
     _initialise_weights(network, depth)
     return network
@@ -134,6 +133,20 @@ class MLP(nn.Module):
         return output
 
 
+class OutputHead(nn.Module):
+    """Map vectors (N, length, width) to logits (N, length, vocabulary)."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.logits = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        logits: torch.Tensor = self.logits(self.norm(vectors))
+        return logits
+
+
 def _initialise_weights(network: nn.Sequential, depth: int) -> None:
     for module in network.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -156,7 +169,7 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> str:
-    """Generate characters after a prompt with a character language model. Return them alone.
+    """Generate characters after a prompt with a character language model.
 
     Args:
         network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length,
@@ -168,6 +181,9 @@ def generate(
         temperature: Divisor of the logits, greater than 0. Below 1, probable characters become more
             probable.
         seed: Seed of the draws. The same seed generates the same text.
+
+    Returns:
+        The generated characters, without the prompt.
 
     Raises:
         ValueError: `temperature` is not a finite number greater than 0, or `length` is negative.

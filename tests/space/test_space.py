@@ -119,6 +119,14 @@ def test_load_space_of_dumped_space_returns_the_same_space(
     assert again.draw(random.Random(0)) == space.draw(random.Random(0))
 
 
+def test_load_space_with_a_class_of_the_user_returns_its_kind() -> None:
+    class LearningRate(Float):
+        """A user's own class, which the process of the search does not know."""
+
+    loaded = load_space(dump_space(SearchSpace(lr=LearningRate(1e-4, 0.1, log=True))))
+    assert loaded.parameters == {"lr": Float(1e-4, 0.1, log=True)}
+
+
 @given(spaces, st.floats(-1e308, 1e308))
 def test_decode_gene_outside_limits_returns_valid_value(space: SearchSpace, gene: float) -> None:
     space.check(space.decode(dict.fromkeys(space.parameters, gene)))

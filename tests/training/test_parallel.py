@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
@@ -21,7 +22,7 @@ from hpo.training import (
     replace_dropout,
 )
 from hpo.training.pipeline import list_blocks, partition_stages
-from hpo.training.shared_layers import convert_to_channels_last
+from hpo.training.shared_layers import SharedBatchNorm, convert_to_channels_last
 from search_spaces import cifar10_resnet
 from tests.support.launch import PROGRAMS
 from tests.support.limits import scale
@@ -274,6 +275,21 @@ def test_means_of_a_loss_that_is_not_per_sample_raise() -> None:
     worker: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"measure must return .*, shape \(5,\), got shape \(\)"):
         compute_means(lambda _: [nn.functional.cross_entropy(outputs, targets)], 5, worker)
+
+
+def test_shared_batch_norm_without_bias_equals_torch() -> None:
+    inputs = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    results = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for layer in (nn.BatchNorm2d(3), SharedBatchNorm(3)):
+            layer.register_parameter("bias", None)
+            outputs = layer(inputs)
+            outputs.square().sum().backward()
+            results.append([outputs.detach(), layer.weight.grad, layer.running_var])
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_optimizer_decays_only_weights() -> None:

@@ -73,6 +73,7 @@ def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
 def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
     """Return the report of a run as HTML. Running evaluations are drawn until `now`."""
     may_be_running = run.run_dir.is_in_use is not False
+    advice = run.find_advice()  # First, since it reads the manifest again.
     evaluations = run.read_evaluations()
     confirmations = run.read_confirmations()
     all_confirmations = run.read_confirmations(all_plans=True)
@@ -135,7 +136,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         confirmed=confirmed,
         confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
         comparison=describe_confirmed(summary, names),
-        advice=run.find_advice(),
+        advice=advice,
         rungs=make_rung_columns(summary.rungs),
         runner_up=run_figures.find_runner_up(evaluations, best),
         first=min(starts, default=now),
