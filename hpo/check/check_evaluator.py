@@ -152,7 +152,6 @@ class CheckEvaluator:
     """Index of the worker that the ranks form."""
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
     """On the first rank, of a program: the working directory first, and after each evaluation."""
-    _record: Record | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._run_dir = RunDir(self.folder)
@@ -160,9 +159,7 @@ class CheckEvaluator:
         if self.params is not None:
             space = self.ready.problem.space.describe()
             objectives = self.ready.problem.file.objectives
-            self._record = Record.create(
-                self._run_dir.journal, "check", space, objectives=objectives
-            )
+            Record.create(self._run_dir.journal, "check", space, objectives=objectives)
 
     def form_worker(self, comm: SleepingComm) -> RankGroup:
         """Make the ranks of `comm` one worker. Collective: call on all of them."""
@@ -184,7 +181,7 @@ class CheckEvaluator:
         context = EvaluationContext(
             self.ready.user_frames, 0, self._run_dir, program=self._program, is_traced=True
         )
-        if self._record is None:
+        if self.params is None:
             evaluator = Evaluator(context, group, self.watch)
             evaluator.follow()
             group.comm.gather(Trace(**evaluator.trace))
@@ -192,6 +189,7 @@ class CheckEvaluator:
         if not self.file_snapshots:
             self._take_file_snapshot()
         problem = self.ready.problem
+        objectives = problem.file.objectives
         checkpoints = CheckpointStore(self._run_dir.checkpoints)
         # A check claims nothing, so the writer needs no `claims`.
         writer = StudyWriter(
@@ -199,25 +197,24 @@ class CheckEvaluator:
             "check",
             OutputLog(self._run_dir.get_log_path),
             checkpoints,
-            weights=BestWeights(self._run_dir, self._record.objectives),
+            weights=BestWeights(self._run_dir, objectives),
         )
         send = writer.answer_durably
-        study = StudyClient(send, send, self._record.objectives)
+        study = StudyClient(send, send, objectives)
         saver = WeightsSaver(study, problem.setting_values) if keeps_weights else None
         checkpointer = _FirstLossCheckpointer(checkpoints, every=0.0)
         leader = _ShortLeader(study, self.limits, lambda _: None, checkpointer, saver)
         evaluator = Evaluator(context, group, self.watch, leader)
-        assert self.params is not None
         origin = {"island": 0, "worker": 0, "generation": 0}
         distributions = problem.space.make_distributions()
-        assignment = self._record.start_trial(self.params, distributions, origin)
+        assignment = writer.start_trial(self.params, distributions, origin)
         if previous is not None:
             assignment = replace(assignment, root=previous.evaluation.trial)
         evaluator.evaluate(assignment)
         evaluator.end()
         self._take_file_snapshot()
         traces: list[Trace] = group.comm.gather(Trace(**evaluator.trace)) or []
-        evaluation = self._record.read_evaluations()[-1]
+        evaluation = writer.read_evaluations()[-1]
         mismatch = find_mismatch(evaluation.failure or "", traces)
         if mismatch is not None:
             evaluation = replace(evaluation, failure=mismatch.text)

@@ -49,7 +49,8 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     """Remove the drafts of an earlier attempt, and return the checkpoint file for the next attempt.
 
     The returned path is a new hard link, because a later checkpoint of the next attempt may replace
-    `state`, from which the evaluation resumes. `prefix` begins the path of each draft.
+    `state`, from which the evaluation resumes. It is `state` itself on a file system without hard
+    links. `prefix` begins the path of each draft.
     """
     _remove_named_drafts(prefix)
     if state is None:

@@ -25,7 +25,7 @@ from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import reserve_port
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
-from hpo.evaluation.verdict import FailureCause, RankEnd, State, Verdict
+from hpo.evaluation.verdict import FailureKind, RankEnd, State, Verdict
 from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
@@ -206,7 +206,7 @@ class ProgramSupervision(Supervision):
         end = ObjectiveEnd(at=time.time())
         if self._watched.cause is None:
             return self._make_end(end)
-        return self._make_failed_end(end, FailureCause.CANCELLED)
+        return self._make_failed_end(end, FailureKind.CANCELLED)
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Merge the remaining reports of all ranks, and return the final verdict.

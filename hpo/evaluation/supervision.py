@@ -31,7 +31,7 @@ from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 from hpo.evaluation.verdict import (
     NOT_JOINED,
     TIMEOUT_PREFIX,
-    FailureCause,
+    FailureKind,
     RankEnd,
     State,
     Verdict,
@@ -469,13 +469,13 @@ class Supervision:
             return RankEnd(self._group.rank, **vars(end))
         if end.is_status:
             end = replace(end, failure=end.failure + self._trainer.describe_last_error())
-        kind = FailureCause.OWN
+        kind = FailureKind.OWN
         if end.is_cancelled and self._watched.cause is not None:
-            kind = FailureCause.CANCELLED
+            kind = FailureKind.CANCELLED
         elif end.gave_up and self._was_suspended:
-            kind = FailureCause.SUSPENDED
+            kind = FailureKind.SUSPENDED
         elif end.gave_up and end.seconds >= self._group.patience:
-            kind = FailureCause.TIMEOUT
+            kind = FailureKind.TIMEOUT
         return self._make_failed_end(end, kind)
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
@@ -490,27 +490,27 @@ class Supervision:
             place=self._user_frames.find_position(frames),
             traceback=format_stack(frames),
         )
-        kind = FailureCause.OWN
+        kind = FailureKind.OWN
         if self._trainer.has_lost_template:
-            kind = FailureCause.ORPHANED
+            kind = FailureKind.ORPHANED
         elif is_killed:
-            kind = FailureCause.CANCELLED
+            kind = FailureKind.CANCELLED
         elif self._trainer.has_watchdog_aborted(ended):
-            kind = FailureCause.SUSPENDED if self._was_suspended else FailureCause.TIMEOUT
+            kind = FailureKind.SUSPENDED if self._was_suspended else FailureKind.TIMEOUT
         return self._make_failed_end(end, kind)
 
-    def _make_failed_end(self, end: ObjectiveEnd, kind: FailureCause) -> RankEnd:
+    def _make_failed_end(self, end: ObjectiveEnd, kind: FailureKind) -> RankEnd:
         """Complete the end of an objective that has failed."""
         cause = self._watched.cause
         failure = end.failure
-        if kind == FailureCause.CANCELLED:
+        if kind == FailureKind.CANCELLED:
             failure = cause or failure
-        elif kind == FailureCause.TIMEOUT:
+        elif kind == FailureKind.TIMEOUT:
             failure = _describe_timeout(self._group.patience)
         return RankEnd(
             self._group.rank,
             **{**vars(end), "failure": failure},
-            kind=FailureCause.STOPPED if cause == RUN_STOPS else kind,
+            kind=FailureKind.STOPPED if cause == RUN_STOPS else kind,
             has_begun=self._phase != _Phase.CONNECTING,
         )
 

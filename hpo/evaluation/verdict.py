@@ -15,7 +15,7 @@ NOT_JOINED = (
 TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too long
 
 
-class FailureCause(Enum):
+class FailureKind(Enum):
     """Why the objective has failed on a rank."""
 
     OWN = "own"
@@ -37,7 +37,7 @@ class RankEnd(ObjectiveEnd):
     """The end of the objective on one rank, with what its supervisor knows, for the other ranks."""
 
     rank: int
-    kind: FailureCause = FailureCause.OWN
+    kind: FailureKind = FailureKind.OWN
     """Why it has failed, if it has."""
     has_begun: bool = True
     """Whether the trainer has joined the process group. If not, the objective is not the cause."""
@@ -110,20 +110,20 @@ RUNNING_VERDICT = Verdict(State.RUNNING)
 def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
     """Return the verdict on the ends of the objective on all ranks, in the order of the ranks."""
     kinds = {end.kind for end in ends}
-    if FailureCause.STOPPED in kinds:
+    if FailureKind.STOPPED in kinds:
         return Verdict(State.STOPPED)
-    if FailureCause.ORPHANED in kinds:
+    if FailureKind.ORPHANED in kinds:
         return Verdict(State.REPEATED, failure="the template has crashed")
     failures = [end for end in ends if end.failure is not None]
     if not failures:
         return Verdict(State.COMPLETE)
     # Later failures are effects of the first one.
-    first = min(failures, key=lambda end: (end.kind == FailureCause.CANCELLED, end.echo, end.at))
-    if first.kind == FailureCause.SUSPENDED:
+    first = min(failures, key=lambda end: (end.kind == FailureKind.CANCELLED, end.echo, end.at))
+    if first.kind == FailureKind.SUSPENDED:
         return Verdict(State.SUSPENDED)
-    if first.kind == FailureCause.TIMEOUT:
+    if first.kind == FailureKind.TIMEOUT:
         return _make_timeout_verdict(first, [end for end in ends if end is not first])
-    if first.kind == FailureCause.CANCELLED:
+    if first.kind == FailureKind.CANCELLED:
         # The line at which each rank was.
         cause = first.failure or ""
         if not any(end.has_begun for end in failures):
@@ -141,7 +141,7 @@ def _make_failure_verdict(
     position = f", {first.place}" if first.place else ""
     failure = f"rank {first.rank}{position}: {first.failure}"
     is_echo = len(ends) > 1 and all(
-        end.echo or end.kind == FailureCause.CANCELLED for end in failures
+        end.echo or end.kind == FailureKind.CANCELLED for end in failures
     )
     ended = [end.rank for end in ends if end.failure is None]
     # The process of a program has ended, while peers still communicate with it.
@@ -154,7 +154,7 @@ def _make_failure_verdict(
 
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
     """Return the verdict on a timeout, with the lines of `waiting` and of its late peers."""
-    cut = [end for end in others if end.kind == FailureCause.CANCELLED]
+    cut = [end for end in others if end.kind == FailureKind.CANCELLED]
     busy = [end for end in cut if not end.echo and not end.has_reported]
     late = busy or cut or list(others)
     awaited = ", ".join(f"rank {end.rank}, which {_describe_progress(end)}" for end in late)

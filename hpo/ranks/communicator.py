@@ -12,7 +12,7 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class SleepingComm(MPI.Intracomm):
     another handle of `comm`, not a copy. Calls that are not overridden here block as usual.
     """
 
-    _unreceived: Sequence[MPI.Request] = ()
+    _unreceived: list[MPI.Request] | None = None
     _max_pending = _MIN_PENDING
 
     def barrier(self) -> None:
@@ -141,7 +141,7 @@ class SleepingComm(MPI.Intracomm):
         It would never return if the receiver is this rank, or if the receiver also sends to this
         rank.
         """
-        pending = list(self._unreceived)
+        pending = self._unreceived or []
         # To test all of them at each send would take quadratic time.
         if len(pending) >= self._max_pending:
             pending = [request for request in pending if not request.Test()]
@@ -162,12 +162,12 @@ class SleepingComm(MPI.Intracomm):
             nonlocal barrier
             while self.iprobe():
                 self.recv()
-            if barrier is None and all(request.Test() for request in self._unreceived):
+            if barrier is None and all(request.Test() for request in self._unreceived or ()):
                 barrier = self.Ibarrier()
             return barrier is not None and barrier.Test()
 
         sleep_until(is_silent)
-        self._unreceived = ()
+        self._unreceived = None
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         sleep_until(lambda: not MPI.Is_finalized() and done())

@@ -45,7 +45,7 @@ class FailureRegion:
 
 
 @dataclass(frozen=True)
-class FailureKind:
+class FailureGroup:
     """The failures with the same reason."""
 
     reason: str
@@ -66,7 +66,7 @@ def format_reason(failed: Evaluation) -> str:
     return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
-def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureKind]:
+def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureGroup]:
     """Return the failures by reason, the most frequent first, without regions.
 
     Reasons that differ only in numbers are the same: each message of an exhausted memory has
@@ -78,12 +78,12 @@ def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureKind]:
             groups.setdefault(_NUMBER.sub("#", format_reason(evaluation)), []).append(evaluation)
     by_end = [sorted(group, key=lambda e: (e.ended, e.trial)) for group in groups.values()]
     by_size = sorted(by_end, key=len, reverse=True)
-    return [FailureKind(format_reason(failed[-1]), failed) for failed in by_size]
+    return [FailureGroup(format_reason(failed[-1]), failed) for failed in by_size]
 
 
 def find_failure_kinds(
     evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]
-) -> list[FailureKind]:
+) -> list[FailureGroup]:
     """Return the failures by reason, the most frequent first, each reason with its region.
 
     Regions are derived from the evaluations of the search alone, not from confirmations.

@@ -20,7 +20,7 @@ from hpo.results.confirmation import (
     compute_margin,
     estimate_seed_noise,
 )
-from hpo.results.failures import FailureKind, group_failures
+from hpo.results.failures import FailureGroup, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
 from hpo.store.evaluations import Evaluation, find_best, sort_by_end
 from hpo.store.inheritance import trace_lineage
@@ -155,7 +155,7 @@ class Summary:
         }
 
     @cached_property
-    def failures(self) -> list[FailureKind]:
+    def failures(self) -> list[FailureGroup]:
         """The failures by reason, the most frequent first."""
         return group_failures([*self.evaluations, *self.confirmations])
 

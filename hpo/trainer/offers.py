@@ -103,8 +103,10 @@ class Offers:
         if self.checkpoint is None:
             return None
         self._has_resumed = True
+        state = self.checkpoint.load_state()
+        # Only now, since an objective may catch an error of a damaged state, and start again.
         self.has_loss |= bool(self.checkpoint.metadata.losses)
-        return self.checkpoint.load_state()
+        return state
 
     def load_parent_checkpoint(self) -> Any:
         """Return the state in the latest checkpoint of the parent; None without a parent.

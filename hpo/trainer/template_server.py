@@ -89,9 +89,8 @@ class TemplateServer:
             if self._wakeup_reader in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wakeup_reader, 4096)
-                with suppress(ChildProcessError):
-                    while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                        self._reap_trainer(ended.si_pid)
+                while process := _find_ended_child():
+                    self._reap_trainer(process)
             if self._listener in ready:
                 connection, _ = self._listener.accept()
                 size = _CREDENTIALS.size
@@ -254,6 +253,14 @@ class TemplateServer:
         if owner is not None:
             with suppress(ChannelClosed):
                 owner.send("ended", process=process, status=os.waitstatus_to_exitcode(status))
+
+
+def _find_ended_child() -> int:
+    """Return a child process that has ended and is not yet reaped; 0 if there is none."""
+    with suppress(ChildProcessError):
+        if ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return ended.si_pid
+    return 0
 
 
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:

@@ -127,7 +127,6 @@ class TrainerGroup:
             device_id=self.devices[0] if self._backend != "gloo" else None,
         )
         group: Any = dist.group.WORLD
-        self._made_group = group
         if self._backend != "gloo":
             # The group uses gloo for tensors on the CPU, as torch's default group does. The name of
             # the group's backend remains "nccl", for scripts that compare it.
@@ -136,6 +135,7 @@ class TrainerGroup:
             # Functional collectives find their group by this name.
             gloo._set_group_uid(group.group_name)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._made_group = group
 
     def compare_collectives(self, is_compared: bool) -> None:
         """Enable or disable the check that all ranks call the same collectives.

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_params
-from hpo.results.failures import FailureKind, format_reason
+from hpo.results.failures import FailureGroup, format_reason
 from hpo.results.summary import COUNTED_STATES, Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import (
@@ -246,7 +246,7 @@ def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
     )
 
 
-def _format_failure_reasons(kinds: Sequence[FailureKind], run_dir: Path) -> str:
+def _format_failure_reasons(kinds: Sequence[FailureGroup], run_dir: Path) -> str:
     table = make_empty_table()
     table.add_column("count", justify="right")
     table.add_column("reason", no_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.evaluation.verdict import FailureCause, RankEnd, State, Verdict, judge_ends
+from hpo.evaluation.verdict import FailureKind, RankEnd, State, Verdict, judge_ends
 from hpo.trainer.report_exchange import ReportPart, find_difference
 
 
@@ -66,7 +66,7 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
         ),
         (
             [
-                fail_rank(0, "a peer failed", 1.0, kind=FailureCause.CANCELLED, place="x.py:3"),
+                fail_rank(0, "a peer failed", 1.0, kind=FailureKind.CANCELLED, place="x.py:3"),
                 fail_rank(1, "cause", 2.0),
             ],
             "rank 1: cause",
@@ -74,27 +74,27 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
         ([RankEnd(0), fail_rank(1, "cause", 2.0, place="x.py:3")], "rank 1, x.py:3: cause"),
         (
             [
-                fail_rank(0, "waited", 2.0, kind=FailureCause.TIMEOUT, place="x.py:3"),
-                fail_rank(1, "waited", 1.0, kind=FailureCause.TIMEOUT, has_reported=True),
+                fail_rank(0, "waited", 2.0, kind=FailureKind.TIMEOUT, place="x.py:3"),
+                fail_rank(1, "waited", 1.0, kind=FailureKind.TIMEOUT, has_reported=True),
             ],
             "timeout: rank 1 waited at its end for rank 0, which was at x.py:3",
         ),
         (
             [
-                fail_rank(0, "waited", 2.0, kind=FailureCause.TIMEOUT, has_reported=True),
-                fail_rank(1, "waited", 1.0, kind=FailureCause.TIMEOUT, place="x.py:3"),
+                fail_rank(0, "waited", 2.0, kind=FailureKind.TIMEOUT, has_reported=True),
+                fail_rank(1, "waited", 1.0, kind=FailureKind.TIMEOUT, place="x.py:3"),
             ],
             "timeout: rank 1 waited at x.py:3 for rank 0, which had ended",
         ),
         (
             [
-                fail_rank(0, "waited", 1.0, kind=FailureCause.TIMEOUT, place="x.py:9"),
-                fail_rank(1, "a peer", 2.0, kind=FailureCause.CANCELLED, place="x.py:3"),
+                fail_rank(0, "waited", 1.0, kind=FailureKind.TIMEOUT, place="x.py:9"),
+                fail_rank(1, "a peer", 2.0, kind=FailureKind.CANCELLED, place="x.py:3"),
                 fail_rank(
                     2,
                     "Connection closed",
                     2.0,
-                    kind=FailureCause.CANCELLED,
+                    kind=FailureKind.CANCELLED,
                     echo=True,
                     place="x.py:9",
                 ),
@@ -103,35 +103,35 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
         ),
         (
             [
-                fail_rank(0, "waited", 1.0, kind=FailureCause.TIMEOUT),
-                fail_rank(1, "closed", 2.0, kind=FailureCause.CANCELLED, echo=True, place="x.py:3"),
+                fail_rank(0, "waited", 1.0, kind=FailureKind.TIMEOUT),
+                fail_rank(1, "closed", 2.0, kind=FailureKind.CANCELLED, echo=True, place="x.py:3"),
             ],
             "timeout: rank 0 waited at its end for rank 1, which was at x.py:3",
         ),
         (
             [
-                fail_rank(0, "waited", 1.0, kind=FailureCause.TIMEOUT, place="x.py:3"),
+                fail_rank(0, "waited", 1.0, kind=FailureKind.TIMEOUT, place="x.py:3"),
                 fail_rank(
                     1,
                     "a peer waited",
                     1.0,
-                    kind=FailureCause.CANCELLED,
+                    kind=FailureKind.CANCELLED,
                     has_reported=True,
                     place="x.py:9",
                 ),
-                fail_rank(2, "a peer waited", 1.0, kind=FailureCause.CANCELLED, has_reported=True),
+                fail_rank(2, "a peer waited", 1.0, kind=FailureKind.CANCELLED, has_reported=True),
             ],
             "timeout: rank 0 waited at x.py:3 for rank 1, which had yielded at x.py:9, "
             "rank 2, which had ended",
         ),
         (
-            [fail_rank(0, "timeout: no loss", 1.0, kind=FailureCause.CANCELLED, place="x.py:3")],
+            [fail_rank(0, "timeout: no loss", 1.0, kind=FailureKind.CANCELLED, place="x.py:3")],
             "timeout: no loss; rank 0 was at x.py:3",
         ),
         (
             [
-                fail_rank(0, "timeout: no loss", 1.0, kind=FailureCause.CANCELLED),
-                fail_rank(1, "timeout: no loss", 2.0, kind=FailureCause.CANCELLED, place="x.py:3"),
+                fail_rank(0, "timeout: no loss", 1.0, kind=FailureKind.CANCELLED),
+                fail_rank(1, "timeout: no loss", 2.0, kind=FailureKind.CANCELLED, place="x.py:3"),
             ],
             "timeout: no loss; rank 0 was at an unknown place, rank 1 was at x.py:3",
         ),
@@ -155,14 +155,14 @@ def test_judge_ends_with_failure_names_its_cause(ends: list[RankEnd], reason: st
         ),
         (
             [
-                fail_rank(0, "waited", 1.0, kind=FailureCause.TIMEOUT),
-                fail_rank(1, "closed", 2.0, kind=FailureCause.CANCELLED),
+                fail_rank(0, "waited", 1.0, kind=FailureKind.TIMEOUT),
+                fail_rank(1, "closed", 2.0, kind=FailureKind.CANCELLED),
                 RankEnd(2),
             ],
             "Rank 1:\nof rank 1\n\nRank 0:\nof rank 0",
         ),
         (
-            [fail_rank(0, "timeout: no loss", 1.0, kind=FailureCause.CANCELLED), RankEnd(1)],
+            [fail_rank(0, "timeout: no loss", 1.0, kind=FailureKind.CANCELLED), RankEnd(1)],
             "Rank 0:\nof rank 0",
         ),
     ],
@@ -180,11 +180,11 @@ def test_judge_ends_with_failure_has_its_tracebacks(ends: list[RankEnd], traceba
         ],
         [
             fail_rank(0, "Broken pipe", 1.0, echo=True),
-            fail_rank(1, "a peer failed", 2.0, kind=FailureCause.CANCELLED),
+            fail_rank(1, "a peer failed", 2.0, kind=FailureKind.CANCELLED),
         ],
-        [fail_rank(0, "the trainer was ended by SIGKILL", 1.0, kind=FailureCause.ORPHANED)],
+        [fail_rank(0, "the trainer was ended by SIGKILL", 1.0, kind=FailureKind.ORPHANED)],
         [
-            fail_rank(0, "the trainer was ended by SIGKILL", 1.0, kind=FailureCause.ORPHANED),
+            fail_rank(0, "the trainer was ended by SIGKILL", 1.0, kind=FailureKind.ORPHANED),
             fail_rank(1, "cause", 2.0),
         ],
     ],
@@ -194,9 +194,9 @@ def test_judge_ends_without_cause_in_objective_repeats(ends: list[RankEnd]) -> N
 
 
 def test_judge_ends_after_suspension_repeats() -> None:
-    waited = fail_rank(0, "waited", 1.0, kind=FailureCause.SUSPENDED)
+    waited = fail_rank(0, "waited", 1.0, kind=FailureKind.SUSPENDED)
     assert (
-        judge_ends([waited, fail_rank(1, "a peer waited", 2.0, kind=FailureCause.CANCELLED)]).state
+        judge_ends([waited, fail_rank(1, "a peer waited", 2.0, kind=FailureKind.CANCELLED)]).state
         == State.SUSPENDED
     )
     assert judge_ends([waited, fail_rank(1, "cause", 0.5)]).failure == "rank 1: cause"
@@ -210,10 +210,10 @@ def test_judge_ends_with_loss_not_finite_is_diverged() -> None:
 
 
 def test_judge_ends_while_run_stops_is_stopped() -> None:
-    stops = fail_rank(1, "the run stops", 2.0, kind=FailureCause.STOPPED)
+    stops = fail_rank(1, "the run stops", 2.0, kind=FailureKind.STOPPED)
     assert judge_ends([fail_rank(0, "echo", 1.0), stops]).state == State.STOPPED
     assert (
-        judge_ends([fail_rank(0, "SIGKILL", 1.0, kind=FailureCause.ORPHANED), stops]).state
+        judge_ends([fail_rank(0, "SIGKILL", 1.0, kind=FailureKind.ORPHANED), stops]).state
         == State.STOPPED
     )
 

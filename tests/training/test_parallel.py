@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,10 +278,10 @@ def test_means_of_a_loss_that_is_not_per_sample_raise() -> None:
         compute_means(lambda _: [nn.functional.cross_entropy(outputs, targets)], 5, worker)
 
 
-def test_shared_batch_norm_without_bias_equals_torch() -> None:
+def test_shared_batch_norm_without_bias_equals_torch(tmp_path: Path) -> None:
     inputs = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(1))
     results = []
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         for layer in (nn.BatchNorm2d(3), SharedBatchNorm(3)):
             layer.register_parameter("bias", None)
