@@ -84,7 +84,7 @@ class CheckOutcomes:
 
     whole: CheckOutcome
     again: CheckOutcome | None
-    """The second evaluation on all ranks."""
+    """The second evaluation on all ranks; none after a failure of the first."""
     resumed: CheckOutcome | None
     """The evaluation on all ranks that resumed from the checkpoint of the first loss."""
     alone: CheckOutcome | None
