@@ -23,7 +23,8 @@ from hpo.errors import UsageError
 from hpo.results.run_snapshot import RunSnapshot
 from hpo.store.evaluations import Evaluation
 from hpo.views.live.app import RunUpdated, WatchApp
-from hpo.views.live.run_status import RowOrder, RunStatus, compute_run_status, make_columns
+from hpo.views.live.run_status import RunStatus, compute_run_status
+from hpo.views.live.table_rows import RowOrder, make_columns
 from hpo.views.live.widgets import Table, plot_steps
 from tests.support.evaluations import make_evaluation
 from tests.support.limits import scale

@@ -15,7 +15,7 @@ from hpo.text_format import format_duration
 from hpo.trackers.tracker import collect_results, find_timestamp
 from hpo.views.evaluation_details import EvaluationLookup, format_evaluation, make_json_content
 from hpo.views.export import make_evaluation_table
-from hpo.views.live.run_status import make_columns
+from hpo.views.live.table_rows import make_columns
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines
 from hpo.views.summary_tables import print_tables, print_times

@@ -34,10 +34,9 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.tracker_updater import ShownEvaluations, TrackerUpdater
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_status import (
+from hpo.views.live.run_status import compute_run_status, format_header
+from hpo.views.live.table_rows import (
     RowOrder,
-    compute_run_status,
-    format_header,
     make_columns,
     make_failure_rows,
     make_island_rows,

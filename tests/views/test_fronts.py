@@ -25,8 +25,9 @@ from hpo.store.run_dir import RunDir
 from hpo.store.weights import BestWeights, make_weights_path
 from hpo.trainer.state_files import write_tensors
 from hpo.views.export import find_writer, make_evaluation_table
-from hpo.views.live.run_status import compute_run_status, format_header, make_island_rows
+from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.live.run_watch import RunListing
+from hpo.views.live.table_rows import make_island_rows
 from hpo.views.page.front_figures import draw_fronts, draw_hypervolume
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines

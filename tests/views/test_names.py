@@ -11,7 +11,8 @@ from hpo import Categorical, Float, SearchSpace
 from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
 from hpo.trackers.tracker import collect_results, convert_params
-from hpo.views.live.run_status import compute_run_status, format_header, make_columns
+from hpo.views.live.run_status import compute_run_status, format_header
+from hpo.views.live.table_rows import make_columns
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines
 from hpo.views.result_text import print_winner

@@ -25,8 +25,9 @@ from hpo.store.evaluations import rank_evaluations
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_status import compute_run_status, make_failure_rows
+from hpo.views.live.run_status import compute_run_status
 from hpo.views.live.run_watch import RunListing
+from hpo.views.live.table_rows import make_failure_rows
 from hpo.views.page.html_report import render_report
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, make_hpo_command

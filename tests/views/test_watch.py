@@ -17,7 +17,8 @@ from hpo.results.reader import RunReader
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_clock
 from hpo.trainer.search_file import load_search_file
-from hpo.views.live.run_status import compute_run_status, format_header, make_rung_rows
+from hpo.views.live.run_status import compute_run_status, format_header
+from hpo.views.live.table_rows import make_rung_rows
 from hpo.views.times import WorkingTime
 from tests.support.evaluations import make_evaluation
 from tests.support.limits import scale

@@ -30,11 +30,10 @@ from hpo.store.pareto_front import select_top
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_clock, format_count, make_printable
 from hpo.views.evaluation_details import EvaluationLookup, format_evaluation
-from hpo.views.live.run_status import (
+from hpo.views.live.run_status import RunStatus, format_header
+from hpo.views.live.table_rows import (
     RowOrder,
-    RunStatus,
     TableRows,
-    format_header,
     make_columns,
     make_failure_rows,
     make_island_rows,

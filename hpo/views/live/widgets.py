@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from hpo.text_format import format_number
-from hpo.views.live.run_status import TableRows
+from hpo.views.live.table_rows import TableRows
 from hpo.views.loss_scale import make_loss_scale
 
 # Bit of each dot by row and column.
