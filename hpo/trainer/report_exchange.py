@@ -21,6 +21,11 @@ from hpo.process.messages import ReportAnswer
 _TOLERANCE = 1e-3
 _KEY = "hpo/reports"  # of the store, for the address of rank 0
 _SHORT_WAIT = 0.5  # seconds; the clock must be read more often than every 2 s
+# Fields of a part that must be the same on all ranks, and what the ranks have done if it is set.
+_GATHERING_ACTIONS = {
+    "gathers_weights": "offered a function, which all of them have to call",
+    "gathers_checkpoint": "saved a function, or sharded tensors, which all of them have to gather",
+}
 _SECONDS_TO_INTRODUCE = 10.0
 
 
@@ -147,17 +152,13 @@ def find_difference(parts: Sequence[ReportPart]) -> str:
     if not losses:
         return ""
     yielded = ["ended" if part.loss is None else part.loss for part in parts]
-    described = _describe_parts(parts, yielded)
     if len(losses) < len(parts):
+        described = _describe_parts(parts, yielded)
         return f"the ranks do not yield equally many losses: {described}"
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
+        described = _describe_parts(parts, yielded)
         return f"the ranks yielded different losses: {described}; all_reduce it, for example"
-    actions = {
-        "gathers_weights": "offered a function, which all of them have to call",
-        "gathers_checkpoint": "saved a function, or sharded tensors, which all of them have to "
-        "gather",
-    }
-    for name, action in actions.items():
+    for name, action in _GATHERING_ACTIONS.items():
         acted = [getattr(part, name) for part in parts]
         if len(set(acted)) > 1:
             described = _describe_parts(parts, ["did" if has else "did not" for has in acted])
