@@ -99,8 +99,8 @@ def top(
         lookup = EvaluationLookup.read(run)
         failures = lookup.list_failed()
         if as_json:
-            details = [make_json_content(lookup.collect_details(one)) for one in failures[:n]]
-            print(json.dumps(details, indent=2, allow_nan=False))
+            details = map(lookup.collect_details, failures[:n])
+            print(json.dumps(list(map(make_json_content, details)), indent=2, allow_nan=False))
         else:
             print(*format_failed(failures, n, run.run_dir.path), sep="\n")
     elif as_json:

@@ -345,7 +345,7 @@ def finalize_run(
     try:
         run = RunReader(run_dir, storage)
     except UsageError as error:  # The manifest was edited or removed.
-        _warn_printable(f"no report was written: {error}")
+        _warn_in_a_line(f"no report was written: {error}")
         return
     if run_test is not None:
         winner = run.find_winner()
@@ -361,11 +361,11 @@ def finalize_run(
         print("\n" * advised + text, flush=True)
     except Exception as error:
         command = f"hpo report {run.run_dir.path}"
-        _warn_printable(f"no report was written ({_describe_error(error)}): {command} does it")
+        _warn_in_a_line(f"no report was written ({_describe_error(error)}): {command} does it")
 
 
-def _warn_printable(text: str) -> None:
-    print(make_printable(f"warning: {text}"), file=sys.stderr)
+def _warn_in_a_line(text: str) -> None:
+    warn(make_printable(f"warning: {text}"))
 
 
 def _describe_error(error: Exception) -> str:
@@ -380,7 +380,7 @@ def _print_advice(run: RunReader) -> bool:
         advice = run.find_advice()
         print_advice(advice)
     except Exception as error:
-        _warn_printable(f"no advice ({_describe_error(error)})")
+        _warn_in_a_line(f"no advice ({_describe_error(error)})")
         return False
     return bool(advice)
 
@@ -399,7 +399,7 @@ def _test_winner(
     except Exception as error:
         is_expected = isinstance(error, FailedTestError)
         reason = str(error) if is_expected else _describe_error(error)
-        _warn_printable(f"the best network could not be tested ({reason})")
+        _warn_in_a_line(f"the best network could not be tested ({reason})")
         return
     if content:
         lines = format_test_result(run, winner, content)

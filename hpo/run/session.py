@@ -326,7 +326,9 @@ def _resume_study(session: Session, request: RunRequest) -> str:
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
-    heirs = [one for one in record.read_evaluations() if one.inherits is not None]
+    heirs = [
+        evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None
+    ]
     if heirs:
         reason = f"trial {heirs[0].trial}, which inherits from trial {heirs[0].inherits},"
         remedy = f"start another run with --warm-start {run_dir.path}"

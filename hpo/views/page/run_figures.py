@@ -56,10 +56,10 @@ Point = tuple[Evaluation, int]
 
 # Pixels of the timeline, with space for a legend of five rows, because Plotly keeps at least 64
 # pixels for the axes.
-_MIN_HEIGHT = 220
-_MAX_ROWS = 8  # of the figure of a schedule
-_ROW_HEIGHT = 90  # pixels
-_ROW_GAP = 0.02  # fraction of the height
+_MIN_TIMELINE_HEIGHT = 220
+_MAX_SCHEDULE_ROWS = 8  # of the figure of a schedule
+_SCHEDULE_ROW_HEIGHT = 90  # pixels
+_SCHEDULE_ROW_GAP = 0.02  # fraction of the height
 # States of evaluations in the history, each with the ends of its name and of its symbol.
 _HISTORY_STATES = (
     ("complete", "", ""),
@@ -400,10 +400,10 @@ def draw_schedule(
         return None
     every = collect_names(evaluation.params for evaluation in line)
     changed = [name for name in every if len({e.params.get(name) for e in line}) > 1]
-    names = changed[: _MAX_ROWS - 1]
+    names = changed[: _MAX_SCHEDULE_ROWS - 1]
     ends = list(itertools.accumulate(len(evaluation.curve) for evaluation in line))
-    height = (1 - _ROW_GAP * len(names)) / (len(names) + 1)
-    tops = [1 - row * (height + _ROW_GAP) for row in range(len(names) + 1)]
+    height = (1 - _SCHEDULE_ROW_GAP * len(names)) / (len(names) + 1)
+    tops = [1 - row * (height + _SCHEDULE_ROW_GAP) for row in range(len(names) + 1)]
     domains = [[max(0.0, top - height), top] for top in tops]
     loss_trace, layout = _draw_loss_row(line, evaluations)
     layout["yaxis"]["domain"] = domains[0]
@@ -419,7 +419,7 @@ def draw_schedule(
         "The figure shows its losses and how hyperparameters changed from trial to trial: "
         "the schedule that the search has found."
     )
-    height_in_pixels = 120 + _ROW_HEIGHT * (len(names) + 1)
+    height_in_pixels = 120 + _SCHEDULE_ROW_HEIGHT * (len(names) + 1)
     return Figure("schedule", "Lineage of the best", description, traces, layout, height_in_pixels)
 
 
@@ -510,7 +510,7 @@ def draw_timeline(
         "A bar is an evaluation, and a gap is a waiting worker. "
         "Pauses between sessions are not shown."
     )
-    height = max(_MIN_HEIGHT, 110 + 18 * min(lanes, 64))
+    height = max(_MIN_TIMELINE_HEIGHT, 110 + 18 * min(lanes, 64))
     return Figure("timeline", "Timeline", description, traces, layout, height)
 
 
@@ -527,11 +527,11 @@ def _draw_bars(
         ends = evaluation.started, compute_end(evaluation, now)
         milliseconds = [round(1000 * (end + utc_offset)) for end in ends]
         lines.append((milliseconds, [evaluation.worker] * 2))
-        texts += [_format_label(evaluation)] * 2 + [None]
+        texts += [_format_bar_label(evaluation)] * 2 + [None]
     return make_line(*join_lines(lines), line, texts)
 
 
-def _format_label(evaluation: Evaluation) -> str:
+def _format_bar_label(evaluation: Evaluation) -> str:
     result = evaluation.state
     if math.isfinite(evaluation.loss):
         result = format_number(evaluation.loss)
