@@ -28,6 +28,9 @@ oldest := $(VENV)-oldest
 install = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --constraint constraints.txt
 pip := -m pip install --quiet --disable-pip-version-check
 
+# Images of Python set it: each process of each job would compile each module anew, and import torch in twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: search test test-fast test-stress test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
 
 search: $(VENV)/.search
