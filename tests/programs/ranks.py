@@ -3,6 +3,7 @@
 Ranks are forked, as trainers are, from a process that has computed nothing.
 """
 
+import gc
 import os
 import tempfile
 import traceback
@@ -40,6 +41,7 @@ def run_ranks(size, run, seed=0):
 def _become_rank(rank, size, store, run, seed):
     status = 1
     try:
+        gc.freeze()  # Garbage collection is faster without the objects of torch.
         torch.set_num_threads(1)  # networks this small are computed faster so
         group = TrainerGroup()
         address, environment = ["127.0.0.1", 0], {"GLOO_SOCKET_IFNAME": "lo"}
