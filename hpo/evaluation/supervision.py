@@ -394,10 +394,13 @@ class Supervision:
             # On busy cores, a program needs more than a second to end and to send its trace.
             is_patient = self._context.is_traced or watched.cause == RUN_STOPS
             seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
-            if is_connecting:  # It runs no objective, so it is killed at once.
-                seconds = 0.0
             self._cancellation = Cancellation(self._trainer, seconds)
-        self._cancellation.advance()
+            if is_connecting:
+                return  # It may have sent before the cancellation that it has joined.
+        if is_connecting:
+            self._trainer.kill()  # It runs no objective.
+        else:
+            self._cancellation.advance()
 
     def _wait_for_idle(self, deadline: float) -> None:
         """Wait until the trainer is idle or has ended, and kill it at `deadline`."""

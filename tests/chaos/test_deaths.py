@@ -128,6 +128,34 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
     assert max(times.values()) < scale(SECONDS_TO_RECOVER), times
 
 
+# A leader whose rank gets a core too late to see that its trainer has joined.
+SLOW_LEADER = """
+from hpo.evaluation.supervision import Supervision
+
+enforce_limits = Supervision._enforce_limits
+
+
+def enforce_limits_late(supervision):
+    if supervision._leader is not None:
+        time.sleep(0.1)
+    enforce_limits(supervision)
+
+
+Supervision._enforce_limits = enforce_limits_late
+"""
+
+
+def test_early_crash_on_a_slow_leader_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    """The other rank fails first, since the first rank has closed its connections."""
+    program = write_changed_program(tmp_path, f"import time\n{SLOW_LEADER}")
+    options = ["--ranks-per-worker", 2, "--evaluations", 12]
+    _, *arguments = make_dying_arguments(*options, ways="close", after=0, every=2)
+    with start_job(mpi, 2, tmp_path, [program, *arguments]) as victim:
+        status, errors = victim.wait(60, SECONDS_TO_END)
+    assert status == 0, errors
+    assert_only_failed(tmp_path, ["close"] * 6)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     """Two workers hang at the same time, in different ways.
