@@ -143,7 +143,7 @@ def time_search(settings: list[str]) -> float:
             session = begin_session(
                 enter_run_dir(path, "", resume=False, resources=held),
                 request,
-                [RankPlace(0, "here", Gpus())],
+                [RankPlace(0, "here", Gpus())] * 8,
             )
         record = session.open_record()
         networks = [
