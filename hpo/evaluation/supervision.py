@@ -55,6 +55,7 @@ _POLL_SECONDS = 0.5
 # memory to become free.
 SECONDS_TO_JOIN = 340.0
 _CHECKS_PER_WAIT = 4
+_SECONDS_TO_FIRST_READING = 1.0  # of the CPU time of an objective; many report sooner
 # CPU time between two checks in hundredths of a second; to write the stacks takes this much.
 _MAX_IDLE_TICKS = 2
 
@@ -581,8 +582,8 @@ class HangDetector:
         self._patience = patience
         self._interval = patience / _CHECKS_PER_WAIT
         self._since = clock.now()
-        self.next_check = self._since + self._interval
-        _, self._ticks = trainer.read_thread_state()
+        self.next_check = self._since + min(_SECONDS_TO_FIRST_READING, self._interval / 2)
+        self._ticks: int | None = None
         self.frames: Sequence[FrameSummary] = ()
 
     def is_hanging(self, now: float) -> bool:
@@ -590,9 +591,11 @@ class HangDetector:
         if now < self.next_check:
             return False
         self.next_check = now + self._interval
-        is_asleep, ticks = self._trainer.read_thread_state()
-        used = ticks - self._ticks
-        self._ticks = ticks
+        before = self._ticks
+        is_asleep, self._ticks = self._trainer.read_thread_state()
+        if before is None:
+            return False  # This was the first reading.
+        used = self._ticks - before
         if not is_asleep and used <= _MAX_IDLE_TICKS:
             return False  # It waits for a core. The next check decides.
         frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
