@@ -1,6 +1,6 @@
 # make search       the default search, on 8 MPI ranks; sets up what it needs
 # make test         all tests; sets up what it needs
-# make test-fast    those that launch no MPI jobs and take no seconds each; half a minute on two cores
+# make test-fast    those that launch no MPI jobs and take no seconds each; a minute on two cores
 # make test-stress  make test five times in random order, on busy cores; prints which tests failed how often
 # make test-fake-gpu  those on GPUs that pretend, which are a part of make test
 # make test-gpu     searches on the GPUs of this host: ten minutes on one, forty on several; prints a table for a report
