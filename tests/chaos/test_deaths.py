@@ -130,6 +130,8 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
 
 # A leader whose rank gets a core too late to see that its trainer has joined.
 SLOW_LEADER = """
+import time
+
 from hpo.evaluation.supervision import Supervision
 
 enforce_limits = Supervision._enforce_limits
@@ -147,7 +149,7 @@ Supervision._enforce_limits = enforce_limits_late
 
 def test_early_crash_on_a_slow_leader_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     """The other rank fails first, since the first rank has closed its connections."""
-    program = write_changed_program(tmp_path, f"import time\n{SLOW_LEADER}")
+    program = write_changed_program(tmp_path, SLOW_LEADER)
     options = ["--ranks-per-worker", 2, "--evaluations", 12]
     _, *arguments = make_dying_arguments(*options, ways="close", after=0, every=2)
     with start_job(mpi, 2, tmp_path, [program, *arguments]) as victim:

@@ -46,8 +46,9 @@ def test_run_continues_without_lost_node(cluster: SlurmCluster) -> None:
     cluster.kill_node("n3")
     output = cluster.wait_for_jobs(120)
     assert re.search(
-        r"\nhpo supervise: the job ended with status \d+, after \d+ evaluations, in trials? "
-        r"[\d, and]+; n3 does not answer; restarting it with 4 ranks on n1, n2\n",
+        r"\nhpo supervise: the job ended with status \d+, after \d+ evaluations, in "
+        r"(trial \d+|trials \d+(, \d+)+); "
+        r"n3 does not answer; restarting it with 4 ranks on n1, n2\n",
         output,
     )
     assert "24 evaluations on 4 ranks, 2 workers of 2, 2 islands, 2 hosts" in output
