@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.docs import commands_with, example
-from tests.support.launch import HPO, LR, ROOT, SCRIPTS, SEARCH, Mpi
+from tests.support.launch import HPO, LR, ROOT, SCRIPTS, SEARCH, Mpi, run_torchrun
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
@@ -40,14 +40,8 @@ def search(mpi: Mpi, folder: Path, options: list[str], pattern: str, *command: o
 
 def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object) -> None:
     """Assert that a trial has the losses that torchrun prints for the same hyperparameters."""
-    options = [part for name, value in trial.params.items() for part in (f"--{name}", str(value))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    line = [*torchrun, *map(str, command), *options]
-    job = subprocess.run(
-        line, cwd=folder, capture_output=True, text=True, timeout=scale(100), check=False
-    )
-    assert job.returncode == 0, job.stderr
-    expected = [float(loss) for loss in re.findall(pattern, job.stdout)]
+    printed = run_torchrun(folder, *command, params=trial.params)
+    expected = [float(loss) for loss in re.findall(pattern, printed)]
     assert len(expected) > 1
     assert list(trial.intermediate_values.values()) == expected
 

@@ -6,36 +6,16 @@ import json
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 
 from hpo.results.reader import RunReader
 from tests.support.chaos import Victim, kill_at_end
-from tests.support.launch import HPO, LR, SCRIPTS, SEARCH, Mpi
-from tests.support.limits import scale
+from tests.support.launch import HPO, LR, SCRIPTS, SEARCH, Mpi, run_torchrun
 from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
-
-
-def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
-    """Run the script with torchrun on two ranks, and return the losses that it prints."""
-    options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    job = subprocess.run(
-        [*torchrun, SCRIPTS / "ddp.py", *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=scale(100),
-        check=False,
-    )
-    assert job.returncode == 0, job.stderr
-    return [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", job.stdout)]
 
 
 def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
@@ -56,7 +36,8 @@ def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
     trials = load_trials(tmp_path / "run")
     assert len(find_complete_losses(trials)) == 6
     assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
-    expected = run_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
+    printed = run_torchrun(tmp_path, "train.py", params={"epochs": 2, **trials[3].params})
+    expected = [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", printed)]
     assert list(trials[3].intermediate_values.values()) == expected
     assert trials[3].values == [min(expected)]
     printed = (tmp_path / "run" / "logs" / "3.txt").read_text()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,22 @@ def write_changed_program(folder: Path, code: str) -> Path:
         (ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__")
     )
     return program
+
+
+def run_torchrun(folder: Path, *command: object, params: dict[str, Any]) -> str:
+    """Run a script with torchrun on two ranks, and return what it prints on stdout."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
+    job = subprocess.run(
+        [*torchrun, PROGRAMS / "leaving.py", *map(str, command), *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=scale(100),
+        check=False,
+    )
+    assert job.returncode == 0, job.stderr
+    return job.stdout
 
 
 @dataclass(frozen=True)
