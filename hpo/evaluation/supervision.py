@@ -391,13 +391,15 @@ class Supervision:
         if watched.cause is None:
             return
         if self._cancellation is None:
-            watched.clear_event()
             # On busy cores, a program needs more than a second to end and to send its trace.
             is_patient = self._context.is_traced or watched.cause == RUN_STOPS
             seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
             self._cancellation = Cancellation(self._trainer, seconds)
             if is_connecting:
-                return  # It may have sent before the cancellation that it has joined.
+                # It may have sent before the cancellation that it has joined. The event is still
+                # set, so that the next wait returns this message, or nothing, at once.
+                return
+        watched.clear_event()
         if is_connecting:
             self._trainer.kill()  # It runs no objective.
         else:
