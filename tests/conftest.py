@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     results of tests were computed on CPUs. Processes compute with one thread, also if they are a
     job's only rank: on busy cores, threads that wait for each other take many times as long.
     """
+    gc.disable()
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
@@ -64,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"mpi", "each_mpi"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, without the tests and modules, which are never freed."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
