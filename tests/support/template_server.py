@@ -18,6 +18,8 @@ from hpo.process.launcher import make_template_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
+# With memory in huge pages, a fork and its end take 20 instead of 30 ms of CPU time.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def start_template_server() -> TemplateServer:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env={**get_template_environment(), "PYTHONPATH": str(ROOT)},
+        env={**get_template_environment(), "PYTHONPATH": str(ROOT), **_HUGE_PAGES},
     )
     atexit.register(process.kill)
     assert process.stdout is not None
