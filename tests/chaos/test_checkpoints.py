@@ -236,7 +236,7 @@ def test_parallel_network_resumes_with_other_strategy(
         start_until_losses(
             mpi,
             2,
-            make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1),
+            make_sharing_arguments(before, *options, 2, epochs=4, slope=0, waits_after=2),
             tmp_path,
             2,
         )
@@ -244,7 +244,7 @@ def test_parallel_network_resumes_with_other_strategy(
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     job = mpi.run(
         2,
-        *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0),
+        *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, waits_after=0),
         cwd=tmp_path,
     )
     assert (job.returncode, job.stderr) == (0, "")
@@ -257,7 +257,7 @@ def test_parallel_network_resumes_with_other_strategy(
     settings = {
         "epochs": 4,
         "slope": 0,
-        "seconds": 0,
+        "waits_after": 0,
         "accumulate" if after == "pipeline" else "microbatches": 1,
     }
     command = make_sharing_arguments(
@@ -287,8 +287,8 @@ def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> No
         2,
     ]
     command += ["--enqueue", "start.json"]
-    stop_run(start_until_losses(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
-    job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
+    stop_run(start_until_losses(mpi, 2, [*command, "--set", "waits_after=5"], tmp_path, 5))
+    job = mpi.run(2, *command, "--resume", "--set", "waits_after=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, whole, trial = load_trials(tmp_path / "run")
     assert trial.params == interrupted.params
@@ -397,7 +397,11 @@ def test_checkpoint_every_off_saves_nothing(mpi: Mpi, folder: Path) -> None:
     options = ["--evaluations", 1, "--checkpoint-every", "off"]
     stop_run(
         start_until_losses(
-            mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2
+            mpi,
+            2,
+            make_saving_arguments("run", *options, saves="function", epochs=EPOCHS, seconds=0.3),
+            folder,
+            2,
         )
     )
     assert not (folder / "run" / "checkpoints").exists()
@@ -408,7 +412,7 @@ def test_checkpoint_every_off_saves_nothing(mpi: Mpi, folder: Path) -> None:
 
 def test_confirmation_resumes_and_stray_files_are_removed(mpi: Mpi, folder: Path) -> None:
     options = ["--evaluations", 1, "--confirm-seeds", 1]
-    command = make_saving_arguments("run", *options, seconds=0.3)
+    command = make_saving_arguments("run", *options, seconds=0.6)
     victim = Victim(mpi, 2, command, folder, folder / "log")
     victim.wait_for("confirming the best")
     while len(load_trials(folder / "run", "run-confirm")[0].intermediate_values) < 2:

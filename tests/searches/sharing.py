@@ -35,7 +35,7 @@ class Settings(ParallelSettings):
     every: int = 2  # which evaluations fail: 2 every second, beginning with the first
     slope: float = -1.0
     epochs: int = 2
-    seconds: float = 0.0  # that each batch takes
+    waits_after: int = 0  # losses, until the run is stopped
     folder: str = ""
 
 
@@ -94,17 +94,16 @@ class Part:
     No number of ranks divides a batch equally, and the last batch is smaller.
     """
 
-    def __init__(self, count, seed, seconds, place):
+    def __init__(self, count, seed, place):
         drawn = torch.Generator().manual_seed(seed)
         self.targets = torch.randint(0, 3, (count,), generator=drawn)
         self.inputs = torch.randn(count, 8, generator=drawn) + self.targets.view(-1, 1)
-        self.seconds, self.place = seconds, place
+        self.place = place
 
     def __len__(self):
         return len(self.targets)
 
     def get_batch(self, indices):
-        time.sleep(self.seconds)
         trap.spring(self.place)
         return self.inputs[indices], self.targets[indices]
 
@@ -149,7 +148,7 @@ def objective(params, worker, settings):
     networks.add(network)
     if kind == "keep":
         kept.append(network)
-    data = Part(72, 0, settings.seconds, "data"), Part(31, 1, settings.seconds, "validation data")
+    data = Part(72, 0, "data"), Part(31, 1, "validation data")
     training = SharedTraining(network, data, worker, settings, make_optimizer, 17)
     del network
     losses = training.fit(settings.epochs)
@@ -160,6 +159,8 @@ def objective(params, worker, settings):
             return  # It has resumed.
         loss, metrics = trained
         yield loss + settings.slope * number, metrics
+        if done + 1 == settings.waits_after:
+            time.sleep(3600)
 
 
 def make_optimizer(model):
