@@ -25,6 +25,7 @@ from tests.support import crashes
 from tests.support.chaos import Victim
 from tests.support.crashes import kill_on_request, make_dying_arguments
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import load_trials, parse_lines
 
 FAULTY = SEARCHES / "faulty.py"
@@ -172,7 +173,9 @@ def _run_session(
     ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
     log = folder / f"log-{time.monotonic_ns()}"
     layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--evaluations", budget]
-    settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
+    # The job must be killed before it ends.
+    seconds = scale(0.5) if kill else 0.1
+    settings = [f"seconds={seconds}", "way=none,raise,none,none", "every=1"]
     command: list[object] = [
         PROGRAM,
         FAULTY,
@@ -180,7 +183,7 @@ def _run_session(
         folder / "run",
         "--resume",
         *layout,
-        *settings,
+        *(word for setting in settings for word in ("--set", setting)),
     ]
     victim = Victim(mpi, ranks, command, folder, log, variables)
     killed_parts, killed = list[str](), False
