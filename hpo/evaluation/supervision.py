@@ -356,6 +356,8 @@ class Supervision:
             until = min(self._overdue_at, self._detector.next_check)
             if self._cancellation is not None:
                 until = min(until, self._cancellation.kill_at)
+                if self._phase == _Phase.CONNECTING:
+                    until = clock.now()  # Its message has arrived, or it is killed.
             seconds = min(max(until - clock.now(), 0.01), self._poll_seconds)
             found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
             self._group.serve_store()
@@ -396,10 +398,7 @@ class Supervision:
             seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
             self._cancellation = Cancellation(self._trainer, seconds)
             if is_connecting:
-                # It may have sent before the cancellation that it has joined. The event is still
-                # set, so that the next wait returns this message, or nothing, at once.
-                return
-        watched.clear_event()
+                return  # It may have sent before the cancellation that it has joined.
         if is_connecting:
             self._trainer.kill()  # It runs no objective.
         else:
