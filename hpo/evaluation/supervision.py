@@ -573,9 +573,8 @@ class HangDetector:
     The check is needed for process groups that the objective creates. Their collectives would wait
     for 30 minutes, the default of torch. The default process group has a shorter timeout.
 
-    Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A process
-    that is running Python code may crash, since faulthandler reads frames that are being made or
-    removed (seen with Python 3.13).
+    Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A loop of
+    collectives does not hang, though the stacks of two checks may be equal.
     """
 
     def __init__(self, trainer: TrainerClient, patience: float) -> None:

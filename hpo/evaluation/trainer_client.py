@@ -28,7 +28,7 @@ from hpo.process.failure import describe_status
 from hpo.process.launcher import make_plain_environment
 from hpo.process.linux import count_memory_kills
 from hpo.process.standard_streams import warn
-from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, WRITE_STACKS, find_frames
+from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, find_frames
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -214,13 +214,14 @@ class TrainerClient:
         streams = () if options.is_attended else ("stdout", "stderr")
         self._pipes = [OutputPipe(output, stream) for stream in streams]
         self._stack_file = os.memfd_create("hpo-stacks")
+        stack_requests, self._stack_requests = os.pipe()
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
         self.has_started = False
         self._killed_at = math.inf
         ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
         self.process, self._channel = template.spawn(
-            [*ends[-2:], self._stack_file, *ends[:-2]],
+            [*ends[-2:], self._stack_file, stack_requests, *ends[:-2]],
             environment={**make_plain_environment(), **(variables or {})},
             trains=variables is not None,
             cores=list_usable_cores(),
@@ -229,6 +230,7 @@ class TrainerClient:
             log_level=options.log_level,
             is_attended=options.is_attended,
         )
+        os.close(stack_requests)
         for pipe in self._pipes:
             os.close(pipe.write_end)
 
@@ -287,10 +289,9 @@ class TrainerClient:
 
     def find_stack(self) -> Sequence[FrameSummary]:
         """Return the objective's stack in the trainer's main thread; empty if it is not known."""
-        if not self.has_started:  # The signal would end it before its handler is set.
-            return ()
         start = os.fstat(self._stack_file).st_size
-        self._send_signal(WRITE_STACKS)
+        with suppress(BrokenPipeError):
+            os.write(self._stack_requests, b".")
         give_up_at = time.monotonic() + _SECONDS_TO_WRITE_STACKS
         size = start
         while time.monotonic() < give_up_at:
@@ -349,6 +350,7 @@ class TrainerClient:
         self._pipes = []
         if self._stack_file >= 0:
             os.close(self._stack_file)
+            os.close(self._stack_requests)
             self._stack_file = -1
 
     def read_output(self) -> None:

@@ -1,7 +1,7 @@
 """Find the frames of the user's own code among those of libraries and of this program.
 
-Stacks come from exceptions, from the running thread, and from faulthandler, which writes the stacks
-of a trainer that crashes, or is asked for its stack.
+Stacks come from exceptions, from the running thread, from a trainer that is asked for its stack,
+and from faulthandler, which writes the stacks of a trainer that crashes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Generator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
@@ -32,7 +32,6 @@ _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 # process without a handler, and neither libraries nor debuggers use it
 # (golang.org/design/24543-non-cooperative-preemption).
 INTERRUPT = signal.SIGURG
-WRITE_STACKS = signal.SIGRTMIN + 9
 
 _HEADER_FORMAT = "main thread 0x{:016x}\n"
 _STACK_HEADER = "Stack (most recent call first):"  # of a single thread
@@ -150,6 +149,15 @@ def format_header(main_thread: int) -> str:
     return _HEADER_FORMAT.format(main_thread)
 
 
+def format_frames(innermost: FrameType) -> str:
+    """Return the stack of a thread in the notation of faulthandler."""
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}'
+        for frame, line in traceback.walk_stack(innermost)
+    ]
+    return "\n".join([_STACK_HEADER, *lines, "", ""])
+
+
 def find_frames(header: str, dump: str) -> Sequence[traceback.FrameSummary]:
     """Return the objective's frames in the main thread of a process, the outermost first.
 
@@ -157,7 +165,8 @@ def find_frames(header: str, dump: str) -> Sequence[traceback.FrameSummary]:
 
     Args:
         header: The line from `format_header`.
-        dump: Stacks of all threads, or of the main thread alone, as faulthandler writes them.
+        dump: Stacks of all threads from faulthandler, or the stack of the main thread from
+            `format_frames`.
     """
     thread = header.split()[-1] if header.startswith("main thread ") else "0x"
     if thread not in dump:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import faulthandler
 import gc
@@ -13,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
 from hpo.process.messages import EvaluationRequest
-from hpo.process.user_frames import WRITE_STACKS, extract_current_frames, format_header
+from hpo.process.user_frames import extract_current_frames, format_frames, format_header
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import find_devices
 from hpo.trainer.final_test import run_test
@@ -172,7 +173,7 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
         search: The search file. It is imported now if the template has not imported it.
         data: The file descriptor of the data that `prepare` has returned; -1 without data.
     """
-    number, out, err, stacks, *terminal = request.descriptors
+    number, out, err, stacks, stack_requests, *terminal = request.descriptors
     channel = Channel(socket.socket(fileno=number))
     raise_oom_score()
     adopt_orphans()  # Processes that an objective has left behind become children of this process.
@@ -195,11 +196,9 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
     # again.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _redirect_streams(out, err)
-    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
+    os.write(stacks, format_header(threading.get_ident()).encode())
     faulthandler.enable(stacks)  # It writes the stack of a crash.
-    # Not the stacks of all threads, since other threads may run Python code while this one waits
-    # (see HangDetector).
-    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
+    _thread.start_new_thread(_write_stacks, (threading.get_ident(), stack_requests, stacks))
     _start_logging(request["log_level"])
     _set_threads(request["threads"])
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
@@ -215,6 +214,18 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
         signal.alarm(_EXIT_SECONDS)
         atexit._run_exitfuncs()
         raise
+
+
+def _write_stacks(thread: int, requests: int, stacks: int) -> None:
+    """Write the stack of a thread to the file `stacks` at each byte from the pipe `requests`.
+
+    It is not a signal handler, since user code changes those: Lightning resets all signals whose
+    handlers were not set in Python. It is not of threading, whose list of threads is the user's.
+    """
+    with suppress(OSError):  # The objective has closed the descriptors.
+        while os.read(requests, 1):
+            text = format_frames(sys._current_frames()[thread])
+            os.write(stacks, text.encode("ascii", "backslashreplace"))
 
 
 def _redirect_streams(out: int, err: int) -> None:

@@ -122,6 +122,14 @@ def sleep_without_signals():
     time.sleep(3600)
 
 
+def sleep_with_reset_signals():
+    """Reset the handlers of all signals to those that Python knows, as Lightning after `fit`."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if (handler := signal.getsignal(number)) is not None:
+            signal.signal(number, handler)
+    time.sleep(3600)
+
+
 def swallow():
     while True:
         with suppress(BaseException):
@@ -165,6 +173,7 @@ HANGS = {
     "lock": lambda: hang(ctypes.PyDLL(None)),
     "native": hang_without_lock,
     "signals": sleep_without_signals,
+    "reset": sleep_with_reset_signals,
     "swallow": swallow,
     "finally": end_never,
     "cancelled": end_never_if_cancelled,
