@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import re
+import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# Lines of /proc/self/status that change by themselves. Another program may set the tracer.
+_COUNTERS = re.compile(
+    rb"^(Name|State|TracerPid|FDSize|Vm\w+|Rss\w+|HugetlbPages|Threads|Sig(Q|Pnd)|ShdPnd|"
+    rb"\w+_switches):.*\n",
+    re.MULTILINE,
+)
+_LIMITS = 16  # RLIM_NLIMITS of Linux
 
 
 def end_with_parent(parent: int) -> None:
@@ -66,6 +76,27 @@ def has_children() -> bool:
 def count_threads() -> int:
     """Return the number of this process's threads, including threads of native code."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def read_process_attributes() -> tuple[object, ...]:
+    """Return what the kernel knows of this process: signals, cores, limits, priority and rights.
+
+    Its name, its counters and its use of memory are left out.
+    """
+    status = _COUNTERS.sub(b"", Path("/proc/self/status").read_bytes())
+    limits = [resource.getrlimit(number) for number in range(_LIMITS)]
+    return status, limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+
+
+def read_descriptors() -> dict[int, tuple[int, int, int]]:
+    """Return the open file descriptors, each with its file's device and inode, and its flags."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, without a Path of each
+        with suppress(OSError):  # The descriptor of this list is closed.
+            status = os.fstat(int(name))
+            flags = fcntl.fcntl(int(name), fcntl.F_GETFL)
+            found[int(name)] = (status.st_dev, status.st_ino, flags)
+    return found
 
 
 def raise_oom_score() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import locale
 import operator
 import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -97,6 +99,9 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (sys.getswitchinterval, sys.setswitchinterval),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    (lambda: time.tzname, lambda _: time.tzset()),  # of the environment, which is restored
     (np.geterr, lambda before: np.seterr(**before)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, _set_device),

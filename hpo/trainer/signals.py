@@ -89,11 +89,11 @@ class InterruptHandler:
         self.allows_cancellation = False
         self._only_acknowledges = False
         self.is_cancel_requested = False
+        signal.signal(INTERRUPT, self._on_signal)
 
     def begin_evaluation(self) -> None:
-        """Forget the requests of earlier evaluations, and register this handler for the signal."""
+        """Forget the requests of earlier evaluations."""
         self.is_cancel_requested = False
-        signal.signal(INTERRUPT, self._on_signal)
 
     @contextmanager
     def allow_cancellation(self) -> Iterator[None]:

@@ -23,7 +23,13 @@ from torch import distributed as dist
 
 from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
-from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
+from hpo.process.linux import (
+    adopt_orphans,
+    has_children,
+    raise_oom_score,
+    read_descriptors,
+    read_process_attributes,
+)
 from hpo.process.messages import EvaluationRequest
 from hpo.process.user_frames import extract_current_frames, format_frames, format_header
 from hpo.text_format import format_error
@@ -44,13 +50,18 @@ _HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
 class TrainerServer:
     """Answers the requests of one rank, such as to run the objective, `prepare` or `test`."""
 
-    def __init__(self, channel: Channel, search: BoundSearch | None, data: int) -> None:
+    def __init__(
+        self, channel: Channel, search: BoundSearch | None, data: int, stacks: int
+    ) -> None:
         self._channel = channel
         self._search = search
         self._data = SharedData(data)
+        self._stacks = stacks
         self._group = TrainerGroup()
         self._interrupts = InterruptHandler(self._acknowledge_interrupt)
         self._stores: list[object] = []
+        self._attributes = read_process_attributes()
+        self._descriptors = read_descriptors()
 
     @property
     def search(self) -> BoundSearch:
@@ -95,8 +106,9 @@ class TrainerServer:
     def _is_clean(self, before: set[threading.Thread]) -> bool:
         """Return whether an evaluation has left no threads, processes or pending messages behind.
 
-        It must also have left the standard streams open, and the process group unchanged. `before`
-        has the threads that existed before the evaluation.
+        It must also have left the attributes of the process, the descriptors that the trainer began
+        with, and the process group unchanged. `before` has the threads that existed before the
+        evaluation.
         """
         if "torch.distributed.fsdp" in sys.modules:
             # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
@@ -105,6 +117,11 @@ class TrainerServer:
         if any(type(thread).__name__ not in _HARMLESS_THREADS for thread in threads):
             return False
         if sys.stdout.closed or sys.stderr.closed:
+            return False
+        _enable_crash_stacks(self._stacks)  # Lightning resets the signals of crashes.
+        if read_process_attributes() != self._attributes:
+            return False
+        if not self._descriptors.items() <= read_descriptors().items():
             return False
         return self._group.is_clean and not has_children()
 
@@ -197,7 +214,7 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _redirect_streams(out, err)
     os.write(stacks, format_header(threading.get_ident()).encode())
-    faulthandler.enable(stacks)  # It writes the stack of a crash.
+    _enable_crash_stacks(stacks)
     _thread.start_new_thread(_write_stacks, (threading.get_ident(), stack_requests, stacks))
     _start_logging(request["log_level"])
     _set_threads(request["threads"])
@@ -206,7 +223,7 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
     bound = None if search is None else search.load()
     channel.send("started", process=os.getpid())
     try:
-        TrainerServer(channel, bound, data).serve()
+        TrainerServer(channel, bound, data, stacks).serve()
     except ChannelClosed:
         # The functions of atexit are called. A signal ends this process if they take too long.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -214,6 +231,12 @@ def serve_trainer(request: Message, search: SearchSource | None, data: int) -> N
         signal.alarm(_EXIT_SECONDS)
         atexit._run_exitfuncs()
         raise
+
+
+def _enable_crash_stacks(stacks: int) -> None:
+    """Write the stacks of all threads to the file `stacks` if this process crashes."""
+    faulthandler.disable()  # Otherwise `enable` would not set the handlers again.
+    faulthandler.enable(stacks)
 
 
 def _write_stacks(thread: int, requests: int, stacks: int) -> None:

@@ -202,6 +202,18 @@ def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Pa
     assert "recompile_limit" not in job.stdout + job.stderr
 
 
+def test_attributes_of_a_process_are_equal_in_all_evaluations(mpi: Mpi, tmp_path: Path) -> None:
+    """A failing evaluation would replace its trainer anyway, so all of them succeed."""
+    options = ["--evaluations", 13, "--run-dir", "run"]
+    job = mpi.run(1, PROGRAM, SEARCHES / "leaking.py", *options, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert {trial.state.name for trial in load_trials(tmp_path / "run")} == {"COMPLETE"}
+    seen = re.findall(r"seen (.*)$", job.stderr, re.MULTILINE)
+    assert (len(seen), len(set(seen))) == (13, 1), job.stderr
+    greetings = re.findall(r"hello from (\d+)$", job.stdout, re.MULTILINE)
+    assert list(map(int, greetings)) == list(range(13))
+
+
 def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Path) -> None:
     """The search file changes numpy's errors, folder, dtype, environment, umask and stdout."""
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
