@@ -33,7 +33,7 @@ from hpo.process.user_frames import UserFrames
 from hpo.script_objective import Script, propose_loss_pattern
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
-_MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
+_CUT_LINE = "a line of more than 64 KiB was not searched for --loss: print the loss on its own line"
 _MAX_LAST_LINES = 20
 _MAX_SHOWN_LINES = 5
 _SECONDS_FOR_A_LINE = 1.0
@@ -223,6 +223,8 @@ class ProgramSupervision(Supervision):
         if verdict.state == State.COMPLETE and not self._attempt.losses:
             lines = self._reports.last_lines
             failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed_text)
+            if self._reports.has_cut_line and self._program.script.loss is not None:
+                failure += f"; {_CUT_LINE}"
             reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
             leader.stop_without_losses(reason, remedy)
             shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:]).rstrip()
@@ -294,6 +296,7 @@ class ReportReader:
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
         unparsed_text: The latest match of the loss pattern that is not a number, or empty.
+        has_cut_line: Whether a line was too long to be searched.
     """
 
     def __init__(self, script: Script) -> None:
@@ -313,6 +316,7 @@ class ReportReader:
         self._new_reports: list[Report] = []
         self.last_lines: list[str] = []
         self.unparsed_text = ""
+        self.has_cut_line = False
 
     def find_warning(self, number: int, saves: bool) -> str:
         """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
@@ -332,12 +336,14 @@ class ReportReader:
                     "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the "
                     "report of its loss, not after"
                 )
-        if not self.has_unread:
-            return ""
-        return (
-            "hpo.report is ignored, since a line has matched --loss before. Use only one of them "
-            "in all evaluations"
-        )
+        if self.has_unread:
+            return (
+                "hpo.report is ignored, since a line has matched --loss before. Use only one of "
+                "them in all evaluations"
+            )
+        if self.has_cut_line and self._uses_lines:
+            return _CUT_LINE
+        return ""
 
     def take_note(self, name: str, value: str, stream: str) -> None:
         """Record a note. A note about a draft belongs to the next loss of the stream."""
@@ -347,13 +353,19 @@ class ReportReader:
             self._drafts[stream][name] = value
             self._has_saved |= name == "checkpoint"
 
-    def take_line(self, line: str, stream: str = "stdout") -> None:
-        """Search a line for a loss and metrics. A loss gets all metrics since the previous loss."""
+    def take_line(self, line: str | None, stream: str = "stdout") -> None:
+        """Search a line for a loss and metrics. A loss gets all metrics since the previous loss.
+
+        Parts of a line that is too long are given as None, since a number may be cut.
+        """
+        if line is None:
+            self.has_cut_line = True
+            return
         self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
         self._read_file()
         try:
             with _limit_time():
-                self._find_values(line[:_MAX_SEARCHED_CHARACTERS], stream)
+                self._find_values(line, stream)
         except TimeoutError:
             self._add_mistake(
                 f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in "

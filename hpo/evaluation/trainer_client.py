@@ -40,7 +40,8 @@ _MAX_SECONDS_TO_EXIT = 15.0  # for a killed process, which the driver of a GPU m
 _POLL_SECONDS = 0.01
 _SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the constraints
 
-_MAX_CHARACTERS = 64 * 1024  # number of characters that are kept, per rank and step: the last ones
+# The number of characters that are kept, per rank and step: the last ones. Longer lines are cut.
+_MAX_CHARACTERS = 64 * 1024
 _MAX_READ_BYTES = 1 << 16
 _LAST_ERROR_LINES = 5  # lines on standard error that are kept for the failure of a crashed trainer
 _TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
@@ -81,8 +82,11 @@ class TrainerOutput:
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
-    def add_lines(self, lines: list[bytes], stream: str) -> None:
-        """Show lines with their label, and keep them for `take_printed`."""
+    def add_lines(self, lines: list[bytes], stream: str, is_whole: bool = True) -> None:
+        """Show lines with their label, and keep them for `take_printed`.
+
+        `is_whole` is false for parts of a line that is too long.
+        """
         texts = [line.decode(errors="replace") for line in lines]
         shown = [text.rstrip("\r").rpartition("\r")[2] for text in texts]
         if stream == "stderr":
@@ -91,7 +95,7 @@ class TrainerOutput:
             self._has_traceback |= any(_TRACEBACK in line for line in shown)
         if self.listener is not None:
             for line in shown:
-                self.listener.take_line(line, stream)
+                self.listener.take_line(line if is_whole else None, stream)
         for line in shown if self.label else ():
             self._lines.append(line[-_MAX_CHARACTERS:])
             self._character_count += len(self._lines[-1])
@@ -125,6 +129,7 @@ class OutputPipe:
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._partial_line = b""
+        self._is_cut = False  # Whether a part of the current line was passed on.
         self.is_open = True
 
     def fileno(self) -> int:
@@ -152,17 +157,20 @@ class OutputPipe:
         *lines, rest = text.split(b"\n")
         # A carriage return overwrites the text before.
         self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]
-        if len(self._partial_line) > _MAX_CHARACTERS:
-            lines = [*lines, self._partial_line]
-            self._partial_line = b""
+        if lines and self._is_cut:
+            self._output.add_lines([lines.pop(0)], self._stream, is_whole=False)
+            self._is_cut = False
         if lines:
             self._output.add_lines(lines, self._stream)
+        if len(self._partial_line) > _MAX_CHARACTERS:
+            self._is_cut = True
+            self.end_line()
 
     def end_line(self) -> None:
-        """Pass on an incomplete line as if it were complete, because no more output is expected."""
+        """Pass on an incomplete line, because it is too long or no more output is expected."""
         if line := self._partial_line:
             self._partial_line = b""
-            self._output.add_lines([line], self._stream)
+            self._output.add_lines([line], self._stream, is_whole=not self._is_cut)
 
     def close(self) -> None:
         """Read the remaining output, and close the pipe."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from hpo.cli.search_source import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.program_supervision import ReportMerger, ReportReader
 from hpo.evaluation.rank_group import reserve_port
+from hpo.evaluation.trainer_client import OutputPipe, TrainerOutput
 from hpo.options import ProgramOptions
 from hpo.process.messages import Report
 from hpo.script_objective import Script, propose_loss_pattern
@@ -210,6 +212,27 @@ def test_report_reader_uses_lines_or_file() -> None:
     ]
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []
+    reports.close()
+
+
+@pytest.mark.parametrize("length", [3998, 5000, 65_530, 65_536, 65_537, 200_000])
+def test_loss_of_a_long_line_is_read_whole_or_not_at_all(length: int) -> None:
+    reports = ReportReader(Script("train.py", loss=r"loss=([\d.]+)"))
+    output = TrainerOutput(listener=reports)
+    pipe = OutputPipe(output, "stdout")
+    for _ in range(2):
+        text = f"{'x' * (length - 7)} loss=12.75\nloss=3\n".encode()
+        for part in (text[:length], text[length:]):  # The first ends within the number.
+            while part:
+                part = part[os.write(pipe.write_end, part[:60_000]) :]
+                pipe.read()
+    os.close(pipe.write_end)
+    pipe.close()
+    is_read = length < 65_537
+    losses = [report.loss for report in reports.take_new_reports()]
+    assert losses == ([12.75, 3, 12.75, 3] if is_read else [3, 3])
+    warning = reports.find_warning(len(losses), saves=False)
+    assert ("more than 64 KiB" in warning) == (not is_read)
     reports.close()
 
 
