@@ -21,7 +21,14 @@ _NAMED_LOSS_PATTERN = re.compile(
     rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER_PATTERN})",
     re.IGNORECASE,
 )
-_LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun")
+# Commands and modules that start ranks, with the subcommand that does.
+_LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), ""),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "srun", "horovodrun"), ""),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch"), ""),
+    **dict.fromkeys(("accelerate", "accelerate.commands.accelerate_cli"), "launch"),
+    **dict.fromkeys(("fabric", "lightning", "lightning.fabric.cli", "lightning_fabric.cli"), "run"),
+}
 _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
 
 
@@ -205,18 +212,14 @@ def find_program(script: Script) -> Path | None:
     """Return the path of the file or installed program that a command begins with.
 
     Return None if it begins with ``-m`` and the name of a module. Raise a ValueError if it does not
-    exist, or is a launcher such as mpirun.
+    exist, or a launcher such as mpirun would start it.
     """
     first = script.command[0]
+    _check_launcher(script.command)
     if first == "-m":
         if not _PLACEHOLDER.search(script.command[1]):
             _check_module(script.command[1])
         return None
-    if Path(first).name in _LAUNCHERS:
-        raise ValueError(
-            f"{first} must not be in the command, since the search starts the ranks. "
-            "Name the script"
-        )
     path = Path(first)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
@@ -227,6 +230,22 @@ def find_program(script: Script) -> Path | None:
     if (found := shutil.which(first)) is None:
         raise ValueError(f"{first}: there is no such command, and no such file in {Path.cwd()}")
     return Path(found)
+
+
+def _check_launcher(command: Sequence[str]) -> None:
+    """Raise a ValueError if a command calls a launcher before its script."""
+    words = " ".join(command).split()  # A part may be a command of a shell.
+    script = next((word for word in words if word.endswith(".py")), "")
+    head = words[: words.index(script)] if script else words
+    for option, word, subcommand in zip(["", *head], head, [*head[1:], ""], strict=False):
+        name = Path(word).name
+        is_value = option.startswith("--")
+        if not is_value and name in _LAUNCHERS and _LAUNCHERS[name] in ("", subcommand):
+            launcher = f"{name} {_LAUNCHERS[name]}".rstrip()
+            raise ValueError(
+                f"{launcher} must not be in the command, since the search starts the ranks. "
+                f"Name the script{f': -- {script}' if script else ''}"
+            )
 
 
 _DOCSTRING_ESCAPES = {ord('"'): "'", ord("\\"): "/"}

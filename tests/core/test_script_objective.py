@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from hpo.evaluation.rank_group import reserve_port
 from hpo.evaluation.trainer_client import OutputPipe, TrainerOutput
 from hpo.options import ProgramOptions
 from hpo.process.messages import Report
-from hpo.script_objective import Script, propose_loss_pattern
+from hpo.script_objective import Script, find_program, propose_loss_pattern
 from tests.support.launch import Hpo
 from tests.support.limits import scale
 
@@ -213,6 +214,35 @@ def test_report_reader_uses_lines_or_file() -> None:
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []
     reports.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("-m torch.distributed.run --nproc_per_node=2 train.py", "torch.distributed.run"),
+        ("python -u -m torch.distributed.launch train.py", "torch.distributed.launch"),
+        ("accelerate launch --cpu --num_processes 2 train.py", "accelerate launch"),
+        ("/opt/bin/fabric run --devices 2 train.py", "fabric run"),
+        ("env A=1 deepspeed --num_gpus 2 train.py --lr 1", "deepspeed"),
+        ("bash -c 'srun train.py'", "srun"),
+    ],
+)
+def test_launcher_before_the_script_is_refused(command: str, launcher: str) -> None:
+    remedy = "the search starts the ranks. Name the script: -- train.py"
+    with pytest.raises(ValueError, match=f"^{launcher} must not be in the command.*{remedy}$"):
+        find_program(Script(*shlex.split(command)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train.py --launcher srun", "env train.py accelerate launch", "env --argv0 mpirun a"],
+)
+def test_name_of_a_launcher_elsewhere_is_accepted(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    assert find_program(Script(*shlex.split(command))) is not None
 
 
 @pytest.mark.parametrize("length", [3998, 5000, 65_530, 65_536, 65_537, 200_000])

@@ -303,7 +303,8 @@ MISTAKES = [
     (["train.py"], "train.py: has no `space`; "),
     (
         [*LR, "--", "torchrun", "train.py"],
-        "torchrun must not be in the command, since the search starts the ranks. Name the script",
+        "torchrun must not be in the command, since the search starts the ranks. Name the script: "
+        "-- train.py\n",
     ),
     ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
     (
