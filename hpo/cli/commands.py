@@ -19,7 +19,7 @@ from hpo.cli.job_scripts import add_script_commands, find_mpi
 from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check, make_search
 from hpo.errors import RunError, UsageError
 from hpo.options import TRACKERS, check_trackers
-from hpo.store.run_dir import write_atomically
+from hpo.store.run_dir import is_file_of_run, write_atomically
 from hpo.text_format import make_printable
 from hpo.versions import read_versions
 
@@ -197,11 +197,13 @@ def report(
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, got {n}")
-    _check_output(output, overwrite)
     run = RunReader(run_dir, storage)
-    path = output or run.run_dir.report_html
+    path = run.run_dir.report_html
+    if output is not None and output.resolve() != path.resolve():
+        path = _check_output(output, overwrite)
     _write_output(path, make_report(run, n))
-    print(path)
+    if not _is_stream(path):
+        print(path)
 
 
 @app.command()
@@ -224,7 +226,8 @@ def export(
     written = find_writer(to)
     if output is None and to == "parquet":
         raise UsageError("--to parquet must be used with -o FILE")
-    _check_output(output, overwrite)
+    if output is not None:
+        output = _check_output(output, overwrite)
     content = written(make_evaluation_table(RunReader(run_dir, storage)))
     if output is not None:
         _write_output(output, content, "-o ")
@@ -284,14 +287,22 @@ def supervise(
 add_script_commands(app)
 
 
-def _check_output(output: Path | None, overwrite: bool) -> None:
-    """Raise a UsageError if a file exists and must not be replaced, or the path is a directory."""
-    if output is None or not os.path.lexists(output) or _is_stream(output):
-        return
+def _check_output(output: Path, overwrite: bool) -> Path:
+    """Return the path to write to; `-` is standard output.
+
+    Raise a UsageError if the path is a directory, a file of a run, or a file to keep.
+    """
+    if str(output) == "-":
+        return Path("/dev/stdout")
+    if not os.path.lexists(output) or _is_stream(output):
+        return output
     if output.exists() and not output.is_file():
         raise UsageError(f"-o must be a file or a pipe, got '{output}'")
+    if is_file_of_run(output):
+        raise UsageError(f"-o {output} is a file of a run. Name another file")
     if not overwrite:
         raise UsageError(f"-o {output} exists. Add --overwrite to replace it, or name another file")
+    return output
 
 
 def _is_stream(path: Path) -> bool:

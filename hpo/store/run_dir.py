@@ -24,6 +24,11 @@ RUNS_DIR = Path("runs")
 # Files that this process has locked. The process must not open and close them, because that would
 # unlock them.
 _held_locks: set[tuple[int, int]] = set()
+_FOLDERS = ("checkpoints", "confirmed", "front", "logs", "mlflow", "tensorboard", "trials", "wandb")
+_FILES = re.compile(
+    r"best\.safetensors|lock|report\.html|run\.json|search_space-\d+\.\w+|study\.log|"
+    r"summary\.json|test\.json"
+)
 
 
 class RunDir:
@@ -43,6 +48,11 @@ class RunDir:
         self.report_html = path / "report.html"
         self.lock = path / "lock"
         self.previous_crashed = False  # The previous session in this directory; see `hold_lock`.
+
+    def owns(self, path: Path) -> bool:
+        """Return whether the run writes a file, whose path is relative to this directory."""
+        first, *inner = path.parts
+        return first in _FOLDERS if inner else bool(_FILES.fullmatch(first))
 
     @property
     def study_name(self) -> str:
@@ -207,6 +217,13 @@ class RunDir:
             content = json.loads(self.summary_json.read_text())
             return content if isinstance(content, dict) else {}
         return {}
+
+
+def is_file_of_run(path: Path) -> bool:
+    """Return whether a run writes the file `path`, which may be a link."""
+    file = path.resolve()
+    folders = [RunDir(folder) for folder in file.parents]
+    return any(run.holds_run and run.owns(file.relative_to(run.path)) for run in folders)
 
 
 def _identify_file(path: Path) -> tuple[int, int]:

@@ -365,6 +365,30 @@ def test_export_usage_error_prints_one_message(
     assert Path("here").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["study.log", "run.json", "lock", "logs/0.txt", "link"])
+def test_export_never_replaces_a_file_of_a_run(tmp_path: Path, export: Export, name: str) -> None:
+    run = tmp_path / "run"
+    start_session(run)
+    (run / "logs").mkdir(exist_ok=True)
+    (run / "logs" / "0.txt").write_text("printed")
+    (run / "lock").touch()
+    (run / "link").symlink_to(run / "study.log")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    status, out, err = export(run, "--to", "csv", "-o", run / name, "--overwrite")
+    assert (status, out) == (2, b"")
+    assert err == f"error: -o {run / name} is a file of a run. Name another file\n"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    for _ in range(2):
+        assert export(run, "--to", "csv", "-o", run / "table.csv", "--overwrite")[0] == 0
+
+
+def test_export_to_a_dash_writes_to_standard_output(tmp_path: Path, export: Export) -> None:
+    start_session(tmp_path / "run")
+    expected = export(tmp_path / "run", "--to", "csv")
+    assert export(tmp_path / "run", "--to", "csv", "-o", "-") == expected
+    assert not Path("-").exists()
+
+
 def test_export_overwrite_replaces_file_atomically(tmp_path: Path, export: Export) -> None:
     complete_evaluations(start_session(tmp_path / "run").open_record(), 1, 2, 3, 4)
     out = tmp_path / "out.csv"
