@@ -241,13 +241,17 @@ def find_interface(address: str) -> str:
 
 
 def reserve_port() -> socket.socket:
-    """Return a socket on the loopback address that reserves its port until it is closed.
+    """Return a socket that reserves its port on all addresses until it is closed.
 
     It does not listen. So a server that sets SO_REUSEADDR, as torch's store does, can use the port.
     Linux gives the port to no other process that asks for any free port, neither to listen nor to
     connect.
     """
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # torch's store listens on all addresses of both families, so none may be in use.
+    is_dual = socket.has_dualstack_ipv6()
+    reserved = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET, socket.SOCK_STREAM)
+    if is_dual:
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind(("", 0))
     return reserved

@@ -29,10 +29,14 @@ from tests.support.limits import scale
 
 
 def test_reserved_port_is_free_for_torch_store_only() -> None:
-    with reserve_port() as reserved, socket.socket() as other:
+    with reserve_port() as reserved:
         port = reserved.getsockname()[1]
-        with pytest.raises(OSError, match="Address already in use"):
-            other.bind(("127.0.0.1", port))
+        for address in ("127.0.0.1", "127.0.0.2", ""):
+            with (
+                socket.socket() as other,
+                pytest.raises(OSError, match="Address already in use"),
+            ):
+                other.bind((address, port))
         store = TCPStore("127.0.0.1", port, 1, is_master=True)
         store.set("key", "value")
         assert store.get("key") == b"value"
@@ -78,7 +82,13 @@ def test_parse_space_matches_search_file(tmp_path: Path) -> None:
     assert split_command(["a.py"]) == (["a.py"], None)
     (tmp_path / "train.py").write_text("")
     path = str(tmp_path / "train.py")
-    options = ProgramOptions((), "l=(.*)", ("acc=acc (.*)",), ("amp",), "--from '{folder}/a b'", 2)
+    options = ProgramOptions(
+        loss="l=(.*)",
+        metrics=("acc=acc (.*)",),
+        flags=("amp",),
+        resume_args="--from '{folder}/a b'",
+        first_report=2,
+    )
     script = make_script(["python3", path], options)
     expected: dict[str, Any] = {
         "metrics": {"acc": "acc (.*)"},
