@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any, TextIO
@@ -198,8 +198,6 @@ class TrainerOptions:
     threads: int = 1
     """Number of threads that torch uses."""
     log_level: str = "WARNING"
-    is_attended: bool = False
-    """Whether the trainer uses the terminal of this rank."""
 
 
 class TrainerClient:
@@ -208,6 +206,7 @@ class TrainerClient:
     Args:
         variables: Additional environment variables if the trainer runs evaluations. None if it has
             another task.
+        is_attended: Whether the trainer uses the terminal of this rank. Its output is not read.
     """
 
     def __init__(
@@ -216,10 +215,11 @@ class TrainerClient:
         output: TrainerOutput,
         options: TrainerOptions,
         variables: Mapping[str, str] | None = None,
+        is_attended: bool = False,
     ) -> None:
         self._template = template
         self._output = output
-        streams = () if options.is_attended else ("stdout", "stderr")
+        streams = () if is_attended else ("stdout", "stderr")
         self._pipes = [OutputPipe(output, stream) for stream in streams]
         self._stack_file = os.memfd_create("hpo-stacks")
         stack_requests, self._stack_requests = os.pipe()
@@ -227,7 +227,7 @@ class TrainerClient:
         self._template_crash_count = template.crash_count
         self.has_started = False
         self._killed_at = math.inf
-        ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
+        ends = [0, 1, 2] if is_attended else [pipe.write_end for pipe in self._pipes]
         self.process, self._channel = template.spawn(
             [*ends[-2:], self._stack_file, stack_requests, *ends[:-2]],
             environment={**make_plain_environment(), **(variables or {})},
@@ -236,7 +236,7 @@ class TrainerClient:
             folder=os.getcwd(),  # noqa: PTH109 - a text
             threads=options.threads,
             log_level=options.log_level,
-            is_attended=options.is_attended,
+            is_attended=is_attended,
         )
         os.close(stack_requests)
         for pipe in self._pipes:
@@ -439,6 +439,8 @@ class TrainerSlot:
     _options: TrainerOptions
     _is_fresh: bool = False
     """Whether each evaluation gets a new trainer."""
+    is_attended: bool = False
+    """Whether evaluations use the terminal of this rank."""
     group_name: str = ""
     """Name of the process group that the trainer is in."""
     first_free_memory: int = 0
@@ -467,14 +469,14 @@ class TrainerSlot:
         self.discard_trainer()
         self._wait_for_exit()
         self._variables = variables
-        self._trainer = TrainerClient(self._template, self.output, self._options, variables)
+        self._trainer = TrainerClient(
+            self._template, self.output, self._options, variables, self.is_attended
+        )
         return self._trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
         """Fork an additional trainer, which the caller must end. `output` takes its lines."""
-        return TrainerClient(
-            self._template, output or TrainerOutput(), replace(self._options, is_attended=False)
-        )
+        return TrainerClient(self._template, output or TrainerOutput(), self._options)
 
     def finish_evaluation(self, is_clean: bool) -> None:
         """Close the trainer after an evaluation, unless it is clean, and can be reused."""

@@ -56,7 +56,7 @@ def prepare_rank(
     Collective: call on all ranks.
 
     Args:
-        is_attended: Whether trainers use the terminal of this rank, as in `hpo check` on one rank.
+        is_attended: Whether functions use the terminal of this rank, as in `hpo check` on one rank.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
     from hpo.evaluation.host import Host, check_gpus, compute_thread_share
@@ -75,7 +75,7 @@ def prepare_rank(
         resources.callback(template.close)
         threads = compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
         log_level = options.log_level.upper()
-        trainer_options = TrainerOptions(threads, log_level, is_attended)
+        trainer_options = TrainerOptions(threads, log_level)
         slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)
@@ -91,6 +91,8 @@ def prepare_rank(
         request = run_on_all(world, check_options)
         data = world.bcast(request.problem.data if request else None)
         problem = request.problem if request else Problem.from_data(data, constraints=constraints)
+        # The losses of a program are read from its output.
+        slot.is_attended = is_attended and problem.file.script is None
         # The template of the first rank has already loaded the file for the request.
         is_later = is_first_of_template and request is None
         run_on_all(world, lambda: _load_search_file(template, problem, is_later))
