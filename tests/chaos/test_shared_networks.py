@@ -115,8 +115,9 @@ def test_failure_in_a_shared_network_fails_one_evaluation(
             )
             late = rf"rank {rank}, which was at sharing\.py:{line_of('time.sleep(3600)')}"
             # On busy cores, a rank that waits too may begin so late that it is named as well.
-            others = rf"(rank \d, which was at {code_line}, )?"
-            assert re.fullmatch(f"{waited} for {others}{late}", failure), (what, failure)
+            before = rf"(rank \d, which was at {code_line}, )?"
+            after = rf"(, rank \d, which was at {code_line})?"
+            assert re.fullmatch(f"{waited} for {before}{late}{after}", failure), (what, failure)
         else:
             reason = f"{RAISED.get(kind, 'ValueError')}: injected: {kind} in {place}"
             assert failure == f"rank {rank}, sharing.py:{line_of('raise RAISED')}: {reason}"

@@ -18,6 +18,15 @@ from tests.support.watching import (
 )
 
 
+def wait_for_content(path: Path, writer: subprocess.Popen[str]) -> None:
+    """Wait until a process has written to a file."""
+    end = time.monotonic() + scale(60)
+    while not path.exists() or not path.stat().st_size:
+        assert time.monotonic() < end
+        assert writer.poll() is None, writer.communicate()
+        time.sleep(0.05)
+
+
 def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = [
@@ -32,22 +41,23 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
         "--top-n",
         2,
     ]
-    job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
-    end = time.monotonic() + scale(60)
-    while not (run_dir / "run.json").exists():
-        assert time.monotonic() < end
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.05)
-    listing = subprocess.Popen(
-        make_light_command("watch", run_dir),
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    gate, output = tmp_path / "gate", tmp_path / "listing.txt"
+    settings = ["--set", "seconds=0.25", "--set", f"gate={gate}"]
+    job = mpi.start(2, *arguments, "--ranks-per-worker", 1, *settings, cwd=tmp_path)
+    wait_for_content(run_dir / "run.json", job)
+    with output.open("w") as file:
+        listing = subprocess.Popen(
+            make_light_command("watch", run_dir),
+            env=make_environment(),
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    wait_for_content(output, listing)
     with run_in_terminal("watch", run_dir) as screen:
         screen.wait_for("a minute")
         screen.wait_for("best loss over time")
+        gate.touch()
         screen.press(b"q")
         assert screen.wait_for_end() == 0
         title, *found = screen.left_behind.splitlines()
@@ -61,10 +71,11 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     assert job.returncode == 0
     listed = wait_for_job(listing)
     assert (listed.returncode, listed.stderr) == (0, "")
-    ended = parse_lines(listed.stdout)
+    printed = output.read_text()
+    ended = parse_lines(printed)
     search = [line for line in ended if line["budget"] == "30"]
     assert [int(line["done"]) for line in search] == list(range(31 - len(search), 31))
     assert len(search) > 5
     assert [line["done"] for line in ended if line["budget"] == "2"] == ["1", "2"]
-    assert listed.stdout.index("30/30") < listed.stdout.rindex("finished")
-    assert "confirmed: trial" in listed.stdout
+    assert printed.index("30/30") < printed.rindex("finished")
+    assert "confirmed: trial" in printed
