@@ -23,6 +23,9 @@ class MaximizedMetric:
 def maximize(name: str) -> MaximizedMetric:
     """Declare that a metric is to be maximised. Use it in the `objectives` of a search file.
 
+    As the first objective, it is the score that the objective yields instead of a loss. The loss is
+    then the negative score, and the score is a metric of this name.
+
     Args:
         name: The name of a metric that the objective reports with the loss.
 
@@ -110,7 +113,8 @@ def parse_objectives(objectives: Any) -> Objectives:
     if objectives[0] != LOSS:
         raise ValueError(
             f"the first objective must be 'loss', got {objectives[0]!r}. The loss is minimised, "
-            "and its lowest value shows when a network is at its best"
+            "and its lowest value shows when a network is at its best. "
+            'For a score, write maximize("accuracy") instead'
         )
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)

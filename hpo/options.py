@@ -369,6 +369,12 @@ class ProgramOptions:
         replace(TEXT, metavar="REGEX"),
         default_text="from hpo.report",
     )
+    maximize: str | None = _of_this_job(
+        None,
+        "Regular expression of a printed score, of which the highest is best.",
+        "Program behind --",
+        replace(TEXT, metavar="REGEX"),
+    )
     metrics: tuple[str, ...] = _of_this_job(
         (),
         "Regular expression of a printed metric; repeatable.",

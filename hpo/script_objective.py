@@ -29,6 +29,7 @@ _LAUNCHERS = {
     **dict.fromkeys(("accelerate", "accelerate.commands.accelerate_cli"), "launch"),
     **dict.fromkeys(("fabric", "lightning", "lightning.fabric.cli", "lightning_fabric.cli"), "run"),
 }
+SCORE = "score"  # name of the metric that `maximize` reads
 _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
 
 
@@ -47,6 +48,9 @@ class Script:
             command, and its arguments.
         loss: A regular expression with one group, which matches the validation loss in a printed
             line. Default: None, for a program that calls ``hpo.report``.
+        maximize: Instead of `loss`: a regular expression of a score, such as an accuracy, of which
+            the highest is the best. The loss is the negative score, which is also the metric
+            ``score``. Default: None.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
         flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left
             out otherwise.
@@ -68,6 +72,7 @@ class Script:
 
     command: tuple[str, ...]
     loss: str | None = None
+    maximize: str | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
@@ -77,6 +82,7 @@ class Script:
         self,
         *command: str,
         loss: str | None = None,
+        maximize: str | None = None,
         metrics: Mapping[str, str] | None = None,
         flags: Iterable[str] = (),
         resume: str | Iterable[str] = (),
@@ -92,13 +98,10 @@ class Script:
             raise ValueError(f"first_report must be an integer of at least 1, got {first_report!r}")
         if isinstance(flags, str):
             raise ValueError(f"flags must be a list of names, got {flags!r}")
-        if "loss" in (metrics or {}):
-            raise ValueError("a metric must not be named 'loss'. Give its pattern as loss=")
-        for name, pattern in {"loss": loss, **(metrics or {})}.items():
-            if pattern is not None:
-                _check_pattern(name, pattern)
+        _check_patterns(loss, maximize, metrics or {})
         object.__setattr__(self, "command", tuple(map(str, command)))
         object.__setattr__(self, "loss", loss)
+        object.__setattr__(self, "maximize", maximize)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
         if isinstance(resume, str):
@@ -116,6 +119,11 @@ class Script:
     def data(self) -> dict[str, Any]:
         """The script as data that JSON can hold."""
         return dataclasses.asdict(self)
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern of the loss, or of the score; None if the program calls ``hpo.report``."""
+        return self.loss if self.maximize is None else self.maximize
 
     @property
     def name(self) -> str:
@@ -249,6 +257,19 @@ def _check_launcher(command: Sequence[str]) -> None:
 
 
 _DOCSTRING_ESCAPES = {ord('"'): "'", ord("\\"): "/"}
+
+
+def _check_patterns(loss: str | None, maximize: str | None, metrics: Mapping[str, str]) -> None:
+    """Raise a ValueError unless all patterns are valid, and no two have the same name."""
+    if maximize is not None and loss is not None:
+        raise ValueError(f"either loss or maximize must be given, got {loss!r} and {maximize!r}")
+    if "loss" in metrics:
+        raise ValueError("a metric must not be named 'loss'. Give its pattern as loss=")
+    if maximize is not None and SCORE in metrics:
+        raise ValueError(f"a metric must not be named {SCORE!r} beside maximize, which reads it")
+    for name, pattern in {"loss": loss, "maximize": maximize, **metrics}.items():
+        if pattern is not None:
+            _check_pattern(name, pattern)
 
 
 def _check_pattern(name: str, pattern: str) -> None:

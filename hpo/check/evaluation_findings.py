@@ -310,7 +310,9 @@ def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:
         batches = ", and train on different batches" if shares else ""
         equal = f"All ranks have the same network after {format_count(steps, 'step')}{batches}"
         yield ok(equal)
-    way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
+    way = "hpo.report"
+    if script.pattern is not None:
+        way = f"{'--loss' if script.maximize is None else '--maximize'} '{script.pattern}'"
     reports = format_count(len(whole.losses), "report")
     yield ok(f"{reports} by {way} in the first evaluation")
 

@@ -25,7 +25,7 @@ _ALL_OPTIONS = {**OPTIONS, **PROGRAM_OPTIONS}
 _GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
 _CHECK_OPTIONS = (
     *("collective_timeout", "settings", "enqueue"),
-    *("space", "loss", "metrics", "flags"),
+    *("space", "loss", "maximize", "metrics", "flags"),
 )
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _UNUSED_NAME = "nothing"

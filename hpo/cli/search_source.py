@@ -65,6 +65,7 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
         script = Script(
             *parts,
             loss=options.loss,
+            maximize=options.maximize,
             metrics=metrics,
             flags=options.flags,
             resume=options.resume_args,

@@ -30,10 +30,16 @@ from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
-from hpo.script_objective import Script, propose_loss_pattern
+from hpo.script_objective import SCORE, Script, propose_loss_pattern
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
 _CUT_LINE = "a line of more than 64 KiB was not searched for --loss: print the loss on its own line"
+# The end of the text before a number that is usually maximised, such as "Acc@1 ".
+_SCORE_NAME = re.compile(
+    r"(?<![^\W_])(?:acc(?:uracy)?|f1|[a-z_]*(?:auc|bleu|score)|r2|mIoU|mAP)(?:@\d+)?(?![a-z])"
+    r"(?:(?!loss|err)\D)*$",
+    re.IGNORECASE,
+)
 _MAX_LAST_LINES = 20
 _MAX_SHOWN_LINES = 5
 _SECONDS_FOR_A_LINE = 1.0
@@ -126,7 +132,7 @@ class ProgramSupervision(Supervision):
             self._reserved_port = reserve_port()
             environment["MASTER_PORT"] = str(self._reserved_port.getsockname()[1])
             environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        if script.loss is not None:
+        if script.pattern is not None:
             environment["HPO_READS_LINES"] = "1"
         if values["saves"]:
             environment["HPO_CHECKPOINT_DRAFTS"] = str(values["drafts"])
@@ -223,7 +229,7 @@ class ProgramSupervision(Supervision):
         if verdict.state == State.COMPLETE and not self._attempt.losses:
             lines = self._reports.last_lines
             failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed_text)
-            if self._reports.has_cut_line and self._program.script.loss is not None:
+            if self._reports.has_cut_line and self._program.script.pattern is not None:
                 failure += f"; {_CUT_LINE}"
             reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
             leader.stop_without_losses(reason, remedy)
@@ -259,6 +265,9 @@ def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) 
         option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
         return f"{found_none}; {option} would read it", option
     option = f"loss=REGEX{where}" if where else "--loss REGEX"
+    if script.maximize is not None:
+        remedy = f"another {option.replace('loss', 'maximize')}"
+        return f"{found_none}: no line matches '{script.maximize}'", remedy
     if script.loss is not None:
         return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
     option = f"{option} for the lines that it prints"
@@ -297,10 +306,12 @@ class ReportReader:
         has_read_checkpoint: Whether the program has read its checkpoint.
         unparsed_text: The latest match of the loss pattern that is not a number, or empty.
         has_cut_line: Whether a line was too long to be searched.
+        score: The text of the first loss that seems to be a score, of which more is better.
     """
 
     def __init__(self, script: Script) -> None:
-        self._loss = re.compile(script.loss) if script.loss is not None else None
+        self._loss = re.compile(script.pattern) if script.pattern is not None else None
+        self._is_maximized = script.maximize is not None
         self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
         self._file = os.memfd_create("hpo-metrics")
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -317,6 +328,7 @@ class ReportReader:
         self.last_lines: list[str] = []
         self.unparsed_text = ""
         self.has_cut_line = False
+        self.score = ""
 
     def find_warning(self, number: int, saves: bool) -> str:
         """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
@@ -340,6 +352,11 @@ class ReportReader:
             return (
                 "hpo.report is ignored, since a line has matched --loss before. Use only one of "
                 "them in all evaluations"
+            )
+        if self.score:
+            return (
+                f"--loss has matched {self.score!r}, and the lowest is the best. If more is "
+                "better, give --maximize instead"
             )
         if self.has_cut_line and self._uses_lines:
             return _CUT_LINE
@@ -388,6 +405,11 @@ class ReportReader:
             self.unparsed_text = str(match[1])
             return
         self._uses_lines = True
+        if self._is_maximized:
+            self._found_metrics[SCORE] = loss
+            loss = -loss
+        elif not self.score and (found := _SCORE_NAME.search(text[: match.start(1)])):
+            self.score = f"{found[0]}{match[1]}"
         self._add_report(loss, self._found_metrics, stream)
         self._found_metrics = {}
 

@@ -20,7 +20,9 @@ from hpo.store.pruning import is_search_over
 from hpo.store.storage_url import has_hidden_password, is_url
 
 # Options that describe a training script. Each has a value.
-_SCRIPT_OPTIONS = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")
+_SCRIPT_OPTIONS = (
+    *("--space", "--loss", "--maximize", "--metric", "--flag", "--resume-args", "--first-report"),
+)
 _MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
 
 

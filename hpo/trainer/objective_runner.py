@@ -87,6 +87,7 @@ class ObjectiveRunner:
         rank = request.ticket.rank if request.ticket is not None else group.rank
         self._offers = Offers(is_leader=rank == 0)
         self._objective_call = ObjectiveCall(search, request.params, self._offers)
+        self._score = search.file.score
         self._is_over = False  # The objective must not continue.
         self._has_failed = False
         self._has_ended = False
@@ -204,6 +205,9 @@ class ObjectiveRunner:
 
     def _report(self, report: Loss | None, frames: Frames) -> None:
         """Agree with the other ranks on a loss, or on the end of the objective (None)."""
+        if report is not None and self._score:
+            score, metrics = report
+            report = -score, {**metrics, self._score: score}
         _flush_streams()
         self._start_time = time.monotonic()
         self._is_reporting = True

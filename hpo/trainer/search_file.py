@@ -26,7 +26,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
+from hpo.objectives import LOSS, ONLY_LOSS, MaximizedMetric, Objectives, parse_objectives
 from hpo.problem import SearchDescription
 from hpo.process.failure import find_hint
 from hpo.script_objective import Script, find_program
@@ -63,6 +63,8 @@ class SearchFile:
     """The function `test`, if the file has one."""
     objectives: Objectives = ONLY_LOSS
     """The objectives of the search. It has only the loss, unless the file declares others."""
+    score: str = ""
+    """Name of the metric whose negative is the loss, since the first objective is maximised."""
 
     @property
     def script(self) -> Script | None:
@@ -133,6 +135,11 @@ class SearchFile:
 
     def check_script(self, script: Script) -> None:
         """Raise a UsageError unless a program exists and all of its placeholders are known."""
+        if self.score:
+            raise UsageError(
+                f"{self.path}: the first objective of a Script must be 'loss'. "
+                "Write Script(..., maximize=REGEX), or report the negative score"
+            )
         fields = dataclasses.fields(self.settings_type) if self.settings_type else ()
         try:
             script.check(self.space.parameters, [setting.name for setting in fields])
@@ -268,9 +275,9 @@ def _import_search_file(path: Path, source: bytes) -> SearchFile:
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
-    objectives = _parse_objectives(path, getattr(module, "objectives", None))
+    objectives, score = _parse_objectives(path, getattr(module, "objectives", None))
     search = SearchFile(
-        path, location, source, space, objective, settings_type, prepare, test, objectives
+        path, location, source, space, objective, settings_type, prepare, test, objectives, score
     )
     if isinstance(objective, Script):
         search.check_script(objective)
@@ -300,11 +307,18 @@ def answer_constraint_request(space: SearchSpace, content: Mapping[str, Any]) ->
     return {"problem": ""}
 
 
-def _parse_objectives(path: Path, objectives: object) -> Objectives:
+def _parse_objectives(path: Path, objectives: object) -> tuple[Objectives, str]:
+    """Return the objectives, and the name of the first one if it is maximised."""
     if objectives is None:
-        return ONLY_LOSS
+        return ONLY_LOSS, ""
+    score = ""
+    if isinstance(objectives, (tuple, list)):
+        entries = list(objectives)
+        if entries and isinstance(entries[0], MaximizedMetric) and entries[0].name != LOSS:
+            score = entries[0].name
+            objectives = [LOSS, *entries[1:]]
     try:
-        return parse_objectives(objectives)
+        return parse_objectives(objectives), score
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
 

@@ -7,10 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.support.launch import PROGRAM, Mpi, wait_for_job
+from tests.support.launch import PROGRAM, SEARCHES, Mpi, wait_for_job
 from tests.support.limits import scale
 from tests.support.run_output import parse_lines
-from tests.support.runs import QUICK
 from tests.support.watching import (
     make_environment,
     make_light_command,
@@ -31,7 +30,7 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = [
         PROGRAM,
-        QUICK,
+        SEARCHES / "gated.py",
         "--run-dir",
         run_dir,
         "--evaluations",
@@ -42,8 +41,8 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
         2,
     ]
     gate, output = tmp_path / "gate", tmp_path / "listing.txt"
-    settings = ["--set", "seconds=0.25", "--set", f"gate={gate}"]
-    job = mpi.start(2, *arguments, "--ranks-per-worker", 1, *settings, cwd=tmp_path)
+    settings = ["--ranks-per-worker", 1, "--set", f"gate={gate}"]
+    job = mpi.start(2, *arguments, *settings, cwd=tmp_path)
     wait_for_content(run_dir / "run.json", job)
     with output.open("w") as file:
         listing = subprocess.Popen(
