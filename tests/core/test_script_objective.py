@@ -276,6 +276,42 @@ def test_loss_of_a_long_line_is_read_whole_or_not_at_all(length: int) -> None:
     reports.close()
 
 
+def test_maximized_score_is_a_negative_loss_and_a_metric() -> None:
+    reports = ReportReader(Script("train.py", maximize=r"acc (\S+)", metrics={"f1": r"f1 (\S+)"}))
+    for line in ("acc 0.5 f1 0.4", "acc nan", "acc 0.75"):
+        reports.take_line(line)
+    first, second, third = reports.take_new_reports()
+    assert first == Report(-0.5, {"score": 0.5, "f1": 0.4})
+    assert second.mistake == "the validation loss is nan"
+    assert third == Report(-0.75, {"score": 0.75})
+    assert reports.find_warning(3, saves=False) == ""
+    reports.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "score"),
+    [
+        (" * Acc@1 89.656 Acc@5 100", "Acc@1 89.656"),
+        ("eval_accuracy: 89.656", "accuracy: 89.656"),
+        ("'roc_auc': 89.656", "roc_auc': 89.656"),
+        ("Accuracy of the network: 89.656", "Accuracy of the network: 89.656"),
+        ("r2=89.656", "r2=89.656"),
+        ("accuracy 0.5, loss 89.656", ""),
+        ("accumulated 89.656", ""),
+        ("surface: 89.656", ""),
+        ("val_loss=89.656", ""),
+    ],
+)
+def test_loss_that_seems_to_be_a_score_is_warned_about(line: str, score: str) -> None:
+    reports = ReportReader(Script("train.py", loss=r"(89\.656)"))
+    reports.take_line(line)
+    assert [report.loss for report in reports.take_new_reports()] == [89.656]
+    warning = reports.find_warning(1, saves=False)
+    told = f"--loss has matched {score!r}, and the lowest is the best. "
+    assert warning.startswith(told) if score else warning == ""
+    reports.close()
+
+
 def test_report_merger_compares_ranks() -> None:
     merger = ReportMerger(2)
     first, second = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]

@@ -12,6 +12,7 @@ from hpo.errors import UsageError
 from hpo.store.pareto_front import MAX_FRONT_WEIGHTS
 from hpo.store.record import Record
 from hpo.store.weights import make_weights_path, read_weights
+from hpo.trainer.search_file import load_search_file
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.run_output import load_trials, remove_loading_lines
 from tests.support.runs import start_session
@@ -125,3 +126,39 @@ def test_run_with_objective_mistakes_is_refused_first(
     with pytest.raises(UsageError, match="--pbt must be used with the loss as the only objective"):
         start_session(tmp_path / "new", TRADING, pbt=True)
     assert not (tmp_path / "new").exists()
+
+
+MAXIMIZING = """
+from hpo import Float, SearchSpace, maximize
+
+space = SearchSpace(x=Float(0.0, 1.0))
+objectives = (maximize("accuracy"),)
+
+
+def objective(params, worker):
+    for epoch in range(3):
+        yield 1 - (params["x"] - 0.3) ** 2 - 0.1 * abs(epoch - 1), {"epoch": epoch}
+"""
+
+
+def test_first_objective_can_be_a_score_that_is_maximised(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "maximizing.py").write_text(MAXIMIZING)
+    options = ["--ranks-per-worker", 2, "--evaluations", 6, "--run-dir", "run"]
+    job = mpi.run(2, PROGRAM, "maximizing.py", *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    for trial in load_trials(tmp_path / "run"):
+        accuracy = 1 - (trial.params["x"] - 0.3) ** 2
+        assert trial.values == [pytest.approx(-accuracy)]
+        assert trial.user_attrs["metrics"] == {"accuracy": pytest.approx(accuracy), "epoch": 1}
+
+
+def test_first_objective_of_a_script_must_be_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "search.py"
+    file.write_text(
+        "from hpo import Float, Script, SearchSpace, maximize\n"
+        f"objective = Script({str(tmp_path / 'train.py')!r})\n"
+        "space = SearchSpace(x=Float(0, 1))\nobjectives = [maximize('accuracy')]\n"
+    )
+    with pytest.raises(UsageError, match="the first objective of a Script must be 'loss'"):
+        load_search_file(file)

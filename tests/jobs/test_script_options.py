@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.launch import SEARCH, Mpi
+from tests.support.launch import SCRIPTS, SEARCH, Mpi, make_hpo_command
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
@@ -116,3 +118,45 @@ def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Pat
     confirmations = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     assert len(confirmations) == 9
     assert len(set(confirmations.values())) > 3
+
+
+SCORING = ["--space", "lr=Float(0.1, 1.0)", "--run-dir", "run"]
+SCORE = r"Acc@1 (\S+)"
+
+
+def test_maximized_score_of_a_script_has_the_highest_as_the_best(mpi: Mpi, tmp_path: Path) -> None:
+    options = [*SCORING, "--maximize", SCORE, "--evaluations", 8]
+    job = mpi.run(1, *SEARCH, *options, "--", SCRIPTS / "scoring.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = load_trials(tmp_path / "run")
+    for trial in trials:
+        score = trial.user_attrs["metrics"]["score"]
+        assert trial.values == [-score]
+        assert score == pytest.approx(100 * (1 - (trial.params["lr"] - 0.7) ** 2), abs=1e-3)
+    best = min(trials, key=lambda trial: abs(trial.params["lr"] - 0.7))
+    (line,) = [line for line in job.stdout.splitlines() if line.startswith(" 1 ")][-1:]
+    assert f" {best.params['lr']:.4g} " in line, job.stdout
+
+
+def test_score_that_is_read_as_a_loss_is_warned_about(mpi: Mpi, tmp_path: Path) -> None:
+    options = [*SCORING, "--loss", SCORE, "--evaluations", 2]
+    job = mpi.run(1, *SEARCH, *options, "--", SCRIPTS / "scoring.py", cwd=tmp_path)
+    assert job.returncode == 0
+    assert "--loss has matched 'Acc@1 " in job.stderr
+    assert "If more is better, give --maximize instead" in job.stderr
+
+
+@pytest.mark.mpi
+def test_check_of_a_script_without_mpirun_reads_its_lines(tmp_path: Path) -> None:
+    command = make_hpo_command("check", *SCORING[:2], "--loss", SCORE, "--")
+    ended = subprocess.run(
+        [*command, SCRIPTS / "scoring.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale(60),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 report by --loss 'Acc@1 (\\S+)' in the first evaluation" in ended.stdout
+    assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in ended.stderr
