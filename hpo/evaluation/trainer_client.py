@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -43,8 +44,10 @@ _SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the c
 # The number of characters that are kept, per rank and step: the last ones. Longer lines are cut.
 _MAX_CHARACTERS = 64 * 1024
 _MAX_READ_BYTES = 1 << 16
-_LAST_ERROR_LINES = 5  # lines on standard error that are kept for the failure of a crashed trainer
+_LAST_ERROR_LINES = 20  # lines on standard error that are kept for the failure of a crashed trainer
 _TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
+_EXCEPTION_LINE = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b")
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -418,10 +421,17 @@ class TrainerClient:
         return ""
 
     def describe_last_error(self) -> str:
-        """Return the latest line on standard error, as the end of a sentence; empty without any."""
-        lines = self._output.last_errors
+        """Return the latest line on standard error, as the end of a sentence; empty without any.
+
+        A line that names an exception is preferred, since a hint may follow it.
+        """
+        lines = [_ESCAPE_SEQUENCE.sub("", line).strip() for line in self._output.last_errors]
         errors = [line for line in lines if not line.startswith("Fatal Python error")]
-        return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
+        exceptions = [line for line in errors if _EXCEPTION_LINE.match(line)]
+        found = (exceptions or errors)[-1:]
+        return (
+            f"; its last {'error' if exceptions else 'line'} on stderr: {found[0]}" if found else ""
+        )
 
     def _read_frames(self, start: int) -> Sequence[FrameSummary]:
         size = os.fstat(self._stack_file).st_size

@@ -51,6 +51,8 @@ FAILURES = {
     "raise": r"rank 1, failing.py:\d+: ValueError: injected",
     "status": r"rank 1: failing.py ended with status 3",
     "text": r"rank 1: failing.py ended with status 1; its last line on stderr: no luck",
+    "hint": r"rank 1: failing.py ended with status 1; "
+    r"its last error on stderr: package.SomeError: no luck",
     "early": (
         r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had "
         r"ended before"

@@ -20,6 +20,9 @@ def fail(way):  # noqa: C901 - a case for each way
         sys.exit(3)
     if way == "text":
         sys.exit("no luck")
+    if way == "hint":  # as Hydra
+        print("\x1b[31mpackage.SomeError\x1b[0m: no luck", file=sys.stderr)
+        sys.exit("Set a variable for a complete stack trace.")
     if way == "early":
         sys.exit()
     if way == "_exit":
