@@ -10,8 +10,9 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import RECORDED_OPTIONS, Options, format_value, read_kept_options
+from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
-from hpo.text_format import make_printable
+from hpo.text_format import format_count, make_printable
 
 _AMOUNTS = ("evaluations", "confirm_seeds", "top_n")  # Losses remain comparable if these change.
 
@@ -20,7 +21,8 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     """Return all options of a session, and its layout.
 
     A resumed run keeps the options of its previous session, unless they are given again. It has at
-    least one island per propagator, but at most one per worker.
+    least one island per propagator, but at most one per worker. Its workers keep their number of
+    ranks, on which losses may depend, if this divides the number of ranks.
 
     Args:
         given: The fields of `Options` that the user has given.
@@ -34,7 +36,8 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
             f"got {given['evaluations']} and {given['generations']}. "
             "--generations G means G evaluations per worker"
         )
-    last = _read_last_options(given)
+    previous = _read_manifest(given)
+    last = {} if previous is None else previous.sessions[-1].options
     kept = read_kept_options(last)
     kept_islands = kept.pop("islands", None)
     options = Options(**{**kept, **given})
@@ -45,7 +48,10 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
             f"--propagators {','.join(named)}: each propagator needs its own island, "
             f"and --islands is {options.islands}"
         )
-    layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, named)
+    size = options.ranks_per_worker
+    if size is None and previous is not None and ranks % previous.layout.ranks_per_worker == 0:
+        size = previous.layout.ranks_per_worker
+    layout = Layout.choose(ranks, size, options.islands, named)
     if last and options.islands is None:
         islands = max(kept_islands or 2, len(options.propagators))
         layout = replace(layout, islands=min(islands, layout.workers))
@@ -55,23 +61,34 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     return options, layout
 
 
-def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of the previous session as JSON values; {} if no run is resumed."""
+def _read_manifest(given: Mapping[str, Any]) -> Manifest | None:
+    """Return the manifest of the previous session; None if no run is resumed."""
     run_dir = given.get("run_dir")
     if not given.get("resume") or run_dir is None:
-        return {}
+        return None
     path = RunDir(run_dir).run_json
     with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
         if not path.exists():
-            return {}
-        options = RunDir(run_dir).read_manifest().sessions[-1].options
+            return None
+        manifest = RunDir(run_dir).read_manifest()
+        options = manifest.sessions[-1].options
         if missing := sorted(RECORDED_OPTIONS.keys() - options.keys()):
             raise UsageError(
                 f"{path}: 'options' of the last session must have {', '.join(missing)}. "
                 "Restore the file"
             )
-        return options
-    return {}
+        return manifest
+    return None
+
+
+def describe_worker_size(before: Layout, now: Layout) -> str:
+    """Return a line of text if workers have another number of ranks than before, else ""."""
+    if before.ranks_per_worker == now.ranks_per_worker:
+        return ""
+    return (
+        f"workers had {format_count(before.ranks_per_worker, 'rank')} before, and have "
+        f"{now.ranks_per_worker} now: losses may not be comparable"
+    )
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

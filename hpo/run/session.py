@@ -26,7 +26,7 @@ from hpo.process.standard_streams import warn
 from hpo.results.confirmation import ConfirmationPlan, make_plan
 from hpo.run.initial_evaluations import describe_setting_changes, find_misfits, record_warm_start
 from hpo.run.request import RunRequest, check_with_heirs
-from hpo.run.resolve_options import describe_changes
+from hpo.run.resolve_options import describe_changes, describe_worker_size
 from hpo.run.source_versions import describe_source_changes, keep_source
 from hpo.space import SearchSpace
 from hpo.space.parameters import describe_priors
@@ -182,6 +182,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
     lines = [
         *_describe_run(session, request, places, progress),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
+        describe_worker_size(before.layout, manifest.layout) if before else "",
         *describe_changes(earlier[-1].options if earlier else {}, entry.options),
         *describe_setting_changes(
             before.settings if before else {}, "before", manifest.settings, "now"

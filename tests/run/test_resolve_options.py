@@ -143,6 +143,24 @@ def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) ->
     assert getattr(parse_options(*resume), name) == other
 
 
+def test_resumed_workers_keep_their_ranks_if_possible(tmp_path: Path) -> None:
+    start_session(tmp_path / "run")  # with workers of two ranks
+    resumed = ("--run-dir", tmp_path / "run", "--resume")
+    sizes = {ranks: parse(*resumed, ranks=ranks)[1].ranks_per_worker for ranks in (1, 2, 3, 6, 8)}
+    assert sizes == {1: 1, 2: 2, 3: 1, 6: 2, 8: 2}
+    path = tmp_path / "run" / "run.json"
+    content = json.loads(path.read_text())
+    content["layout"].update(ranks_per_worker=1)
+    path.write_text(json.dumps(content))
+    assert parse(*resumed, ranks=4)[1].ranks_per_worker == 1
+    assert parse(*resumed, "--ranks-per-worker", 4, ranks=4)[1].ranks_per_worker == 4
+    lines = start_session(tmp_path / "run", resume=True).headline.splitlines()
+    changed = "workers had 1 rank before, and have 2 now: losses may not be comparable"
+    assert changed in lines
+    lines = start_session(tmp_path / "run", resume=True).headline.splitlines()
+    assert not any(line.startswith("workers had") for line in lines)
+
+
 def test_resume_with_fewer_islands_than_propagators(tmp_path: Path) -> None:
     start_session(tmp_path / "run", propagators=("ga", "tpe"))
     resumed = ("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1)
