@@ -39,7 +39,7 @@ from hpo.store.pareto_front import select_top
 from hpo.store.pruning import HALVING_SCHEDULES, is_search_over, make_pruner
 from hpo.store.record import Record
 from hpo.store.storage import StorageRetry
-from hpo.store.storage_url import mask_password
+from hpo.store.storage_url import is_url, mask_password
 from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import BestWeights, ConfirmedWeights, remove_other_weights
 from hpo.store.worker_health import HealthGate, WorkerHealth
@@ -214,9 +214,9 @@ class FirstRank:
             if individuals is not None:
                 rest = f"{individuals - finished} of {individuals} are left"
             print(f"The search has ended since it found nothing new: {rest}")
-        storage = mask_password(self.session.storage)
         run_dir = self.session.run_dir
-        print(f"The study is {storage}, the summary {run_dir.summary_json}")
+        study = mask_password(run.storage) if is_url(run.storage) else run_dir.path / run.storage
+        print(f"The study is {study}, the summary {run_dir.summary_json}")
         if stopped:
             options = f"--run-dir {run_dir.path} --resume"
             options += f" and {stopped.remedy}" if stopped.remedy else ""
