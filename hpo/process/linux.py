@@ -13,9 +13,10 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Lines of /proc/self/status that change by themselves. Another program may set the tracer.
+# Lines of /proc/self/status that change by themselves. Another program may set the tracer, and
+# libraries catch signals when they are first used (pdb, through readline).
 _COUNTERS = re.compile(
-    rb"^(Name|State|TracerPid|FDSize|Vm\w+|Rss\w+|HugetlbPages|Threads|Sig(Q|Pnd)|ShdPnd|"
+    rb"^(Name|State|TracerPid|FDSize|Vm\w+|Rss\w+|HugetlbPages|Threads|Sig(Q|Pnd|Cgt)|ShdPnd|"
     rb"\w+_switches):.*\n",
     re.MULTILINE,
 )
