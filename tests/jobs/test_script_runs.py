@@ -17,7 +17,8 @@ ABORTS = {
     "shell": "",
     "second": "",
     "exec": "",
-    "raise": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
+    "raise": r"rank [01]: \./train\.sh ended with status 134; "
+    r"its last error on stderr: ValueError: injected",
     "bare": r"rank [01]: \./train\.sh ended with status 134; its last line on stderr: .*Aborted.*",
 }
 
