@@ -300,6 +300,8 @@ class TrainerClient:
 
     def find_stack(self) -> Sequence[FrameSummary]:
         """Return the objective's stack in the trainer's main thread; empty if it is not known."""
+        if not self.has_started:  # It does not answer yet.
+            return ()
         start = os.fstat(self._stack_file).st_size
         with suppress(BrokenPipeError):
             os.write(self._stack_requests, b".")
