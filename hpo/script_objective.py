@@ -126,6 +126,11 @@ class Script:
         return self.loss if self.maximize is None else self.maximize
 
     @property
+    def pattern_name(self) -> str:
+        """The argument that has the pattern: "loss" or "maximize"."""
+        return "loss" if self.maximize is None else "maximize"
+
+    @property
     def name(self) -> str:
         """The name of the program, such as ``train.py``."""
         return self.command[1] if self.command[0] == "-m" else self.command[0]

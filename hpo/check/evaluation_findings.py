@@ -312,7 +312,7 @@ def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:
         yield ok(equal)
     way = "hpo.report"
     if script.pattern is not None:
-        way = f"{'--loss' if script.maximize is None else '--maximize'} '{script.pattern}'"
+        way = f"--{script.pattern_name} '{script.pattern}'"
     reports = format_count(len(whole.losses), "report")
     yield ok(f"{reports} by {way} in the first evaluation")
 

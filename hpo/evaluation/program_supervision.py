@@ -261,15 +261,13 @@ def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) 
     if unparsed_text:
         failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"
         return failure, f"another loss={where}" if where else "another --loss"
-    if pattern := propose_loss_pattern(lines):
+    if script.maximize is None and (pattern := propose_loss_pattern(lines)):
         option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
         return f"{found_none}; {option} would read it", option
-    option = f"loss=REGEX{where}" if where else "--loss REGEX"
-    if script.maximize is not None:
-        remedy = f"another {option.replace('loss', 'maximize')}"
-        return f"{found_none}: no line matches '{script.maximize}'", remedy
-    if script.loss is not None:
-        return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
+    name = script.pattern_name
+    option = f"{name}=REGEX{where}" if where else f"--{name} REGEX"
+    if script.pattern is not None:
+        return f"{found_none}: no line matches '{script.pattern}'", f"another {option}"
     option = f"{option} for the lines that it prints"
     return (
         f"no loss was found: call hpo.report(loss) in the program, or give {option}",
@@ -306,7 +304,6 @@ class ReportReader:
         has_read_checkpoint: Whether the program has read its checkpoint.
         unparsed_text: The latest match of the loss pattern that is not a number, or empty.
         has_cut_line: Whether a line was too long to be searched.
-        score: The text of the first loss that seems to be a score, of which more is better.
     """
 
     def __init__(self, script: Script) -> None:
@@ -328,7 +325,7 @@ class ReportReader:
         self.last_lines: list[str] = []
         self.unparsed_text = ""
         self.has_cut_line = False
-        self.score = ""
+        self._score = ""  # The first loss that seems to be a score, of which more is better.
 
     def find_warning(self, number: int, saves: bool) -> str:
         """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
@@ -353,9 +350,9 @@ class ReportReader:
                 "hpo.report is ignored, since a line has matched --loss before. Use only one of "
                 "them in all evaluations"
             )
-        if self.score:
+        if self._score:
             return (
-                f"--loss has matched {self.score!r}, and the lowest is the best. If more is "
+                f"--loss has matched {self._score!r}, and the lowest is the best. If more is "
                 "better, give --maximize instead"
             )
         if self.has_cut_line and self._uses_lines:
@@ -408,8 +405,8 @@ class ReportReader:
         if self._is_maximized:
             self._found_metrics[SCORE] = loss
             loss = -loss
-        elif not self.score and (found := _SCORE_NAME.search(text[: match.start(1)])):
-            self.score = f"{found[0]}{match[1]}"
+        elif not self._score and (found := _SCORE_NAME.search(text[: match.start(1)])):
+            self._score = f"{found[0]}{match[1]}"
         self._add_report(loss, self._found_metrics, stream)
         self._found_metrics = {}
 

@@ -25,6 +25,7 @@ from tests.support.launch import (
     Mpi,
     make_hpo_command,
     needs_fashion_mnist,
+    run_hpo,
     wait_for_job,
 )
 from tests.support.limits import scale
@@ -350,16 +351,7 @@ def objective(params, worker):
 @pytest.mark.mpi
 def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
-    line = make_hpo_command("check", "asking.py")
-    ended = subprocess.run(
-        line,
-        cwd=tmp_path,
-        input="p answer\nc\nc\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=scale(60),
-    )
+    ended = run_hpo("check", "asking.py", cwd=tmp_path, typed="p answer\nc\nc\n")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "(Pdb) 42\n" in ended.stdout
     assert ended.stdout.count("(Pdb) went on\n") == 2

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.launch import SCRIPTS, SEARCH, Mpi, make_hpo_command
-from tests.support.limits import scale
+from tests.support.launch import SCRIPTS, SEARCH, Mpi, run_hpo
 from tests.support.run_output import find_complete_losses, load_trials
 
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
@@ -148,15 +146,8 @@ def test_score_that_is_read_as_a_loss_is_warned_about(mpi: Mpi, tmp_path: Path) 
 
 @pytest.mark.mpi
 def test_check_of_a_script_without_mpirun_reads_its_lines(tmp_path: Path) -> None:
-    command = make_hpo_command("check", *SCORING[:2], "--loss", SCORE, "--")
-    ended = subprocess.run(
-        [*command, SCRIPTS / "scoring.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=scale(60),
-    )
+    options = [*SCORING[:2], "--loss", SCORE]
+    ended = run_hpo("check", *options, "--", SCRIPTS / "scoring.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 report by --loss 'Acc@1 (\\S+)' in the first evaluation" in ended.stdout
     assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in ended.stderr

@@ -184,11 +184,14 @@ def make_hpo_command(*arguments: object) -> list[str]:
     return [sys.executable, *HPO, *map(str, arguments)]
 
 
-def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run hpo to its end in its own process."""
+def run_hpo(
+    *arguments: object, cwd: Path = ROOT, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run hpo to its end in its own process, with the text `typed` as its standard input."""
     return subprocess.run(
         make_hpo_command(*arguments),
         cwd=cwd,
+        input=typed,
         capture_output=True,
         text=True,
         check=False,
