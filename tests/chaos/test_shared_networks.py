@@ -174,5 +174,5 @@ def test_ranks_close_the_files_of_crashed_trainers(mpi: Mpi, tmp_path: Path) -> 
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
     assert len(found) == 3, "two ranks and one template"
     for early, late in found.values():
-        # Pipes of one trainer, a copy of another rank's, a file that is being read.
-        assert late <= early + 8, found
+        # A trainer's pipes are open at some moments, 9 of them; one left by each would be 40.
+        assert late < early + 20, found
