@@ -395,6 +395,13 @@ class ProgramOptions:
         "Program behind --",
         replace(TEXT, metavar="ARGUMENTS"),
     )
+    resume_file: str = _of_this_job(
+        "",
+        "Checkpoint in {folder}, such as 'checkpoint-*': the newest match counts.",
+        "Program behind --",
+        replace(TEXT, metavar="PATH"),
+        default_text="as in --resume-args",
+    )
     first_report: int = _of_this_job(
         1,
         "Prune a program from its Nth loss on.",

@@ -30,6 +30,7 @@ _LAUNCHERS = {
     **dict.fromkeys(("fabric", "lightning", "lightning.fabric.cli", "lightning_fabric.cli"), "run"),
 }
 SCORE = "score"  # name of the metric that `maximize` reads
+_FILE_IN_FOLDER = re.compile(r"(?<!\{)\{folder\}/+[^/]")
 _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
 
 
@@ -56,8 +57,11 @@ class Script:
             out otherwise.
         resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as
             ``("--resume", "{folder}/last.pt")``. The program must write a checkpoint to
-            ``{folder}`` before each report or soon after. Default: none, each evaluation starts
-            from the beginning.
+            ``{folder}`` before each report or soon after. Default: none.
+        resume_file: The checkpoint, relative to ``{folder}``, if `resume` does not name it. If it
+            is a pattern such as ``checkpoint-*``, the newest match counts. In `resume`,
+            ``{checkpoint}`` is its path. Default: the files that `resume` names. Without any, each
+            evaluation starts from the beginning.
         first_report: The number of the first report that pruners use, for programs that report a
             loss before they train. Default: 1.
 
@@ -76,6 +80,7 @@ class Script:
     metrics: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
+    resume_file: str = ""
     first_report: int = 1
 
     def __init__(
@@ -86,6 +91,7 @@ class Script:
         metrics: Mapping[str, str] | None = None,
         flags: Iterable[str] = (),
         resume: str | Iterable[str] = (),
+        resume_file: str = "",
         first_report: int = 1,
     ) -> None:
         if not command or not all(isinstance(part, str) and part for part in command[:1]):
@@ -107,6 +113,7 @@ class Script:
         if isinstance(resume, str):
             resume = shlex.split(resume)
         object.__setattr__(self, "resume", tuple(resume))
+        object.__setattr__(self, "resume_file", str(resume_file))
         object.__setattr__(self, "first_report", first_report)
 
     @classmethod
@@ -135,6 +142,11 @@ class Script:
         """The name of the program, such as ``train.py``."""
         return self.command[1] if self.command[0] == "-m" else self.command[0]
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether an evaluation can resume from files that the program writes."""
+        return bool(self.resume or self.resume_file)
+
     def has_placeholder(self, name: str) -> bool:
         """Return whether ``{name}`` is in the command or in the arguments for a resume."""
         return any(name in _find_placeholders(part) for part in (*self.command, *self.resume))
@@ -150,12 +162,12 @@ class Script:
                 f"hyperparameters and settings must not be named {name!r}, "
                 f"since {{{name}}} is the {name} of the evaluation"
             )
-        if self.resume and not any("folder" in _find_placeholders(part) for part in self.resume):
-            raise ValueError(
-                f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}"
-            )
-        for part in (*self.command, *self.resume):
-            _check_placeholders(part, [*names, *settings, *_EVALUATION_PLACEHOLDERS])
+        self._check_resume()
+        known = [*names, *settings, *_EVALUATION_PLACEHOLDERS]
+        for part in self.command:
+            _check_placeholders(part, known)
+        for part in self.resume:
+            _check_placeholders(part, [*known, *(["checkpoint"] if self.resume_file else [])])
         for name in self.flags:
             if name not in names:
                 raise ValueError(
@@ -168,6 +180,24 @@ class Script:
                     f"the flag {name!r} must be a Categorical(True, False) "
                     f"without {{{name}}} in the command"
                 )
+
+    def _check_resume(self) -> None:
+        """Raise a ValueError unless it is known from which files an evaluation resumes."""
+        file = self.resume_file
+        try:
+            is_pattern = not file or not any(Path(os.devnull).glob(file))
+        except (ValueError, NotImplementedError):  # It is absolute, or ** is a part of a name.
+            is_pattern = False
+        if not is_pattern or file.startswith("{") or ".." in Path(file).parts:
+            raise ValueError(
+                "--resume-file must be a path below the folder of the evaluation, such as last.pt "
+                f"or checkpoint-*, got {file!r}"
+            )
+        if self.resume and not file and not any(map(_FILE_IN_FOLDER.search, self.resume)):
+            raise ValueError(
+                "--resume-args must name a file in {folder}, such as {folder}/last.pt, or "
+                f"--resume-file must, got {shlex.join(self.resume)!r}"
+            )
 
     def make_arguments(
         self, params: Mapping[str, Any], others: Mapping[str, Any], absent: Iterable[str] = ()
@@ -204,6 +234,20 @@ class Script:
     def make_resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Return the arguments of a resumed evaluation, with these values of placeholders."""
         return [_fill_placeholders(part, values) for part in self.resume]
+
+    def find_checkpoint(self, values: Mapping[str, Any]) -> Path | None:
+        """Return the checkpoint of an evaluation; None if it has none from which it can resume.
+
+        `values` has the values of placeholders. An empty folder is not a checkpoint.
+        """
+        folder = Path(values["folder"])
+        if self.resume_file:
+            found = [path for path in folder.glob(self.resume_file) if _is_filled(path)]
+            return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        named = [part for part in self.resume if _FILE_IN_FOLDER.search(part)]
+        parts = [_fill_placeholders(part, values) for part in named]
+        files = [Path(part[part.index(str(folder)) :]) for part in parts]
+        return files[0] if files and all(map(_is_filled, files)) else None
 
     def format_search_file(self, space: Mapping[str, str]) -> str:
         """Return the code of a search file with this script, and this code of its parameters."""
@@ -298,6 +342,11 @@ def _check_placeholders(part: str, known: Sequence[str]) -> None:
                 f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. "
                 f"Write {{{{{name}}}}} for literal braces"
             )
+
+
+def _is_filled(path: Path) -> bool:
+    """Return whether a path is a file, or a folder that is not empty."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _find_placeholders(part: str) -> list[str]:

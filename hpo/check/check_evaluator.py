@@ -17,7 +17,7 @@ from hpo.evaluation.leader import Checkpointer, Leader, Limits
 from hpo.evaluation.program_supervision import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.trainer_client import run_test_in_trainer
-from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.verdict import State, Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.messages import Report
 from hpo.process.trace import Trace
@@ -67,6 +67,9 @@ class CheckOutcome:
     """Whether it failed only since torch's check of collectives rejected correct ones."""
     rejection: str
     """Why the evaluation could not resume from its checkpoint; empty unless it tried and failed."""
+
+    reports: int
+    """The number of losses that a program has reported, also after the last that counts."""
 
     @property
     def ranks(self) -> int:
@@ -126,11 +129,21 @@ class _ShortLeader(Leader):
     """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     has_offered = False
+    pauses = False
+    """Whether it pauses the evaluation after the first loss."""
+    reports = 0
+
+    def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
+        """Record an ended evaluation, and the number of its reports."""
+        self.reports = attempt.reports
+        super().finish_evaluation(attempt, seconds)
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
-        """Return the verdict of `Leader.decide`, but end after `MAX_LOSSES` losses."""
+        """Return the verdict of `Leader.decide`, but end after `MAX_LOSSES` losses, or pause."""
         self.has_offered |= report.offers_weights
         decided = super().decide(attempt, report, printed)
+        if self.pauses and decided.state == State.RUNNING:
+            return replace(decided, state=State.PAUSED)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
         return replace(decided, is_last=True) if is_last else decided
 
@@ -156,6 +169,7 @@ class CheckEvaluator:
     def __post_init__(self) -> None:
         self._run_dir = RunDir(self.folder)
         self._program = Program.from_problem(self.ready.problem)
+        self.has_own_files = self._program is not None and self._program.script.can_resume
         if self.params is not None:
             space = self.ready.problem.space.describe()
             objectives = self.ready.problem.file.objectives
@@ -167,11 +181,16 @@ class CheckEvaluator:
         return RankGroup(comm, self.ready.host, self.worker, self.patience, self.ready.slot)
 
     def evaluate(
-        self, group: RankGroup, keeps_weights: bool = False, previous: CheckOutcome | None = None
+        self,
+        group: RankGroup,
+        keeps_weights: bool = False,
+        pauses: bool = False,
+        previous: CheckOutcome | None = None,
     ) -> CheckOutcome | None:
         """Evaluate the individual. Collective: call on all ranks of the worker.
 
         Args:
+            pauses: Whether to pause the evaluation after its first loss.
             previous: The evaluation resumes from the checkpoint of the first loss of this outcome.
                 None starts from the beginning.
 
@@ -204,12 +223,13 @@ class CheckEvaluator:
         saver = WeightsSaver(study, problem.setting_values) if keeps_weights else None
         checkpointer = _FirstLossCheckpointer(checkpoints, every=0.0)
         leader = _ShortLeader(study, self.limits, lambda _: None, checkpointer, saver)
+        leader.pauses = pauses
         evaluator = Evaluator(context, group, self.watch, leader)
         origin = {"island": 0, "worker": 0, "generation": 0}
+        if previous is not None:
+            origin["retry_of"] = previous.evaluation.trial
         distributions = problem.space.make_distributions()
         assignment = writer.start_trial(self.params, distributions, origin)
-        if previous is not None:
-            assignment = replace(assignment, root=previous.evaluation.trial)
         evaluator.evaluate(assignment)
         evaluator.end()
         self._take_file_snapshot()
@@ -220,7 +240,12 @@ class CheckEvaluator:
             evaluation = replace(evaluation, failure=mismatch.text)
         is_false_alarm = mismatch is not None and mismatch.is_false_alarm
         return CheckOutcome(
-            evaluation, traces, leader.has_offered, is_false_alarm, checkpointer.rejection
+            evaluation,
+            traces,
+            leader.has_offered,
+            is_false_alarm,
+            checkpointer.rejection,
+            leader.reports,
         )
 
     def _take_file_snapshot(self) -> None:

@@ -88,6 +88,8 @@ class CheckOutcomes:
     resumed: CheckOutcome | None
     """The evaluation on all ranks that resumed from the checkpoint of the first loss."""
     alone: CheckOutcome | None
+    paused: CheckOutcome | None = None
+    """The evaluation that `resumed` continues, of a program that writes its own files."""
     weights_test: WeightsTest | None = None
     script: Script | None = None
     """The program that is the objective; None if it is a function."""
@@ -230,6 +232,30 @@ def inspect_weights(outcomes: CheckOutcomes) -> Iterator[Finding]:
         yield ok("There is no `test`. It is optional")
 
 
+@dataclass(frozen=True)
+class _ResumeTexts:
+    """What to say about an evaluation that does not resume."""
+
+    restarts: str
+    must_resume: str
+    must_load: str
+
+
+_CALLS = _ResumeTexts(
+    "The evaluation saves checkpoints, but restarts instead of resuming from them",
+    "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the remaining "
+    "epochs",
+    "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new network and "
+    "optimizer with the same hyperparameters must be able to load it",
+)
+_OWN_FILES = _ResumeTexts(
+    "There is no checkpoint in {folder} after the first loss, so it restarts",
+    "--resume-file (or the file in --resume-args) must be a file that the program writes before "
+    "each report, or soon after",
+    "With --resume-args, the program must load what it has saved in {folder}",
+)
+
+
 def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
     """Look for an evaluation that does not resume from its checkpoint as if uninterrupted."""
     again = outcomes.again
@@ -243,20 +269,16 @@ def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
                 "restarts",
             )
         return
+    texts = _CALLS if outcomes.paused is None else _OWN_FILES
     if failure := resumed.rejection or resumed.failure:
         yield wrong(
             "The evaluation cannot resume from its checkpoint: "
             f"{cut_text(failure, _MAX_FAILURE_LENGTH)}",
-            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new "
-            "network and optimizer with the same hyperparameters must be able to load it",
+            texts.must_load,
         )
         return
     if not resumed.evaluation.resumed_from_step:
-        yield wrong(
-            "The evaluation saves checkpoints, but restarts instead of resuming from them",
-            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the "
-            "remaining epochs",
-        )
+        yield wrong(texts.restarts, texts.must_resume)
         return
     if _compare_repetition(outcomes.whole, again).level != "ok":
         return
@@ -267,12 +289,19 @@ def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
             "Set epochs=2 to check that it resumes",
         )
         return
+    if outcomes.paused is not None and outcomes.paused.reports > 2:
+        yield look(
+            f"The program had reported {outcomes.paused.reports} losses before it was stopped, so "
+            "the losses after a resume were not compared",
+            "Give it longer epochs to check that it resumes",
+        )
+        return
     off = _compute_difference(again.losses, resumed.losses)
     after = "After a resume from the first checkpoint,"
     if off <= _TOLERANCE and len(resumed.losses) == count:
         yield ok(f"{after} the losses are the same{_format_within(off)}")
         return
-    difference = f"there are {len(resumed.losses)} losses instead of {count}"
+    difference = f"the number of losses is {len(resumed.losses)} instead of {count}"
     if off > _TOLERANCE:
         difference = f"the losses differ by {_format_relative(off)}"
     yield wrong(

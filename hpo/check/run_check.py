@@ -58,10 +58,12 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             description = f"{ready.problem.file.path}: {format_named_values(params)}"
             if program is not None:
                 known = {name: f"{{{name}}}" for name in ("trial", "folder", "seed")}
-                description = shlex.join(program.make_command(params, known, continues=False))
+                description = shlex.join(program.make_command(params, known))
             also = ", and once on 1 rank" if world.size > 1 else ""
             print(make_printable(description))
             times = f"twice on {format_count(world.size, 'rank')}{also}"
+            if program is not None and program.script.can_resume:
+                times += ", and to resume once more"
             print(f"{times}; at most {MAX_LOSSES} losses each\n", flush=True)
         evaluator = CheckEvaluator(
             ready, job.watch, world.bcast(folder), params, options.collective_timeout
@@ -104,6 +106,7 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     """
     world = job.world
     again = None
+    paused = None
     resumed = None
     alone = None
     with evaluator.form_worker(world.copy()) as group:
@@ -121,13 +124,16 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
                 again is not None and not again.failure and again.evaluation.checkpoint_step > 0
             ):
                 resumed = evaluator.evaluate(group, previous=again)
+            elif evaluator.has_own_files and not is_stopping(job):
+                paused = evaluator.evaluate(group, pauses=True)
+                resumed = evaluator.evaluate(group, previous=paused)
     if world.size > 1 and not is_stopping(job):
         own = world.split(world.rank, 0)
         if job.is_first:
             with evaluator.form_worker(own) as group:
                 alone = evaluator.evaluate(group)
         world.barrier()
-    return None if whole is None else CheckOutcomes(whole, again, resumed, alone)
+    return None if whole is None else CheckOutcomes(whole, again, resumed, alone, paused)
 
 
 def report_stop(job: Job) -> int:

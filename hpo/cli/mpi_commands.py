@@ -26,6 +26,7 @@ _GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
 _CHECK_OPTIONS = (
     *("collective_timeout", "settings", "enqueue"),
     *("space", "loss", "maximize", "metrics", "flags"),
+    *("resume_args", "resume_file"),
 )
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _UNUSED_NAME = "nothing"

@@ -69,6 +69,7 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
             metrics=metrics,
             flags=options.flags,
             resume=options.resume_args,
+            resume_file=options.resume_file,
             first_report=options.first_report,
         )
         find_program(script)

@@ -70,8 +70,10 @@ class StartingPoint:
     """Whether it is the evaluation's own checkpoint. Otherwise it is the parent checkpoint."""
     info: CheckpointInfo | None = None
     """Content of the checkpoint, without its tensors."""
+    own_file: Path | None = None
+    """File of its own from which a program resumes; None if it does not."""
     losses: Sequence[float] = ()
-    """Losses that a program has reported before, if it resumes from its own files."""
+    """Losses that a program has reported before, if it resumes from its own file."""
     seconds: float = 0.0
     """Seconds of training until the last of these losses."""
 
@@ -86,6 +88,8 @@ class Attempt:
     previous: InitVar[Attempt | None] = None
     """The attempt that is repeated; None if this is the first attempt."""
     previous_failure: str = ""
+    rejects_own_file: bool = False
+    """Whether the next attempt must not resume from the program's own file."""
     is_first: bool = True
     """Whether no earlier attempt has reported a loss."""
     earlier_seconds: float = 0.0
@@ -105,6 +109,8 @@ class Attempt:
     verdict: Verdict = RUNNING_VERDICT
     drafts: DraftStore | None = None
     """Copies of checkpoints and weights; set on the leader."""
+    reports: int = 0
+    """Number of reports of a program that has ended, also after the last that counts."""
     copied_step: int = 0
     """Number of losses in the latest checkpoint if it is not yet in its file, otherwise 0."""
     saves_own_checkpoints: bool = False
@@ -141,6 +147,8 @@ class Attempt:
 
         A parent checkpoint counts only if the objective has read it on some rank.
         """
+        if self.start.own_file is not None:
+            return True
         return self.start.info is not None and (self.start.is_own or self.has_read_parent)
 
     @property

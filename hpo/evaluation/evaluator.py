@@ -22,6 +22,7 @@ from hpo.process import clock
 from hpo.ranks.rank_watch import RankWatch
 from hpo.store.checkpoints import read_checkpoint_info
 from hpo.store.evaluations import Assignment
+from hpo.store.run_dir import set_folder_aside
 
 # Suspensions of the job in one evaluation, each of which made a rank time out.
 _MAX_SUSPENSIONS = 20
@@ -102,12 +103,12 @@ class Evaluator:
         program = self._context.program
         values = self._context.describe_evaluation(assignment)
         ticket, start = self._group.connect(
-            self._find_start(self._leader, assignment, values) if self._leader else None
+            self._find_start(self._leader, assignment, values, previous) if self._leader else None
         )
         attempt = Attempt(assignment, self._check_start(assignment, start), previous)
         if self._leader is not None:
             attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
-        attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)
+        attempt.saves_own_checkpoints = program is not None and program.script.can_resume
         self._group.slot.output.forget_errors()
         supervise = ProgramSupervision if program is not None else Supervision
         with self._watch.watch_evaluation() as watched:
@@ -120,21 +121,30 @@ class Evaluator:
         return attempt
 
     def _find_start(
-        self, leader: Leader, assignment: Assignment, values: Mapping[str, Any]
+        self,
+        leader: Leader,
+        assignment: Assignment,
+        values: Mapping[str, Any],
+        previous: Attempt | None,
     ) -> StartingPoint:
-        """Return the checkpoint with which an evaluation may begin; call it on the leader."""
+        """Return the checkpoint with which an evaluation may begin; call it on the leader.
+
+        A program that starts from the beginning has an empty folder, since it may read its files by
+        itself. What an earlier attempt has left there is kept aside.
+        """
         program = self._context.program
         start = leader.find_start(assignment)
         if program is None:
             return start
         if (kept := reset_drafts(values["drafts"], start.path)) is not None:
             return replace(start, path=kept)
-        if not program.script.resume:
-            return StartingPoint()
-        losses, seconds = leader.find_losses(assignment)
-        if not losses or not program.can_resume(assignment.params, values):
-            return StartingPoint()
-        return StartingPoint(losses=losses, seconds=seconds)
+        if program.script.can_resume and not (previous and previous.rejects_own_file):
+            losses, seconds = leader.find_losses(assignment)
+            file = program.find_checkpoint(assignment.params, values)
+            if losses and file is not None:
+                return StartingPoint(own_file=file, losses=losses, seconds=seconds)
+        set_folder_aside(values["folder"])
+        return StartingPoint()
 
     def _check_start(self, assignment: Assignment, start: StartingPoint) -> StartingPoint:
         """Read the content of the checkpoint. If a rank cannot, all ranks start without it."""

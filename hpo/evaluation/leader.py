@@ -262,6 +262,7 @@ class Leader:
         if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
             return verdict
         is_own = attempt.start.is_own
+        attempt.rejects_own_file = attempt.start.own_file is not None
         self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
         if not is_own:
             attempt.assignment = replace(attempt.assignment, parent=None)

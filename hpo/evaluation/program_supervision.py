@@ -70,26 +70,23 @@ class Program:
         return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
 
     def make_command(
-        self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool
+        self, params: Mapping[str, Any], known: Mapping[str, Any], checkpoint: Path | None = None
     ) -> list[str]:
         """Return the command line of an evaluation.
 
-        `known` has its trial, folder and seed. If it `continues`, it resumes from its own files.
+        `known` has its trial, folder and seed. It resumes from `checkpoint`, its own file, if any.
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
         command = list(self.script.make_arguments(params, others, absent))
-        if continues:
-            command += self.script.make_resume_arguments({**others, **params})
+        if checkpoint is not None:
+            values = {**others, "checkpoint": checkpoint, **params}
+            command += self.script.make_resume_arguments(values)
         return command
 
-    def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-        """Return whether the evaluation's folder has all files from which the program resumes."""
-        values = {**self.settings, **known, **params}
-        parts = self.script.make_resume_arguments(values)
-        folder = str(known["folder"])
-        files = [Path(part[part.index(folder) :]) for part in parts if folder in part]
-        return bool(files) and all(file.exists() for file in files)
+    def find_checkpoint(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> Path | None:
+        """Return the checkpoint that the program has written to the evaluation's folder, if any."""
+        return self.script.find_checkpoint({**self.settings, **known, **params})
 
 
 class ProgramSupervision(Supervision):
@@ -109,15 +106,19 @@ class ProgramSupervision(Supervision):
         self._reports = ReportReader(self._program.script)
         self._merger = ReportMerger(self._group.size)
         self._own_reports: list[Report] = []
+        # Of the leader's program, if it resumes from its own files: its checkpoint at the start,
+        # and whether it writes each checkpoint before the report of its loss; None if not known.
+        self._first_checkpoint: tuple[str, int, int] | None = None
+        self._saves_before_report: bool | None = None
         self._group.slot.output.listener = self._reports
 
     def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
         """Send the command line and the environment of the program to the trainer."""
         script = self._program.script
         start = self._attempt.start
+        self._first_checkpoint = self._identify_checkpoint()
         if script.has_placeholder("folder"):
             values["folder"].mkdir(parents=True, exist_ok=True)
-        continues = self._attempt.restored_count > 0  # It resumes from its own files in the folder.
         params = self._attempt.assignment.params
         environment = {
             **(ticket.environment if ticket else {}),
@@ -140,7 +141,7 @@ class ProgramSupervision(Supervision):
             environment["HPO_CHECKPOINT"] = str(start.path.absolute())
         self._trainer.send(
             "run",
-            command=self._program.make_command(params, values, continues),
+            command=self._program.make_command(params, values, start.own_file),
             is_traced=self._context.is_traced,
             environment=environment,
         )
@@ -163,8 +164,9 @@ class ProgramSupervision(Supervision):
             if not self._attempt.verdict.ends_evaluation:
                 continue
             decided = self._attempt.verdict.conclude()
-            # A paused program that writes its own checkpoint has until its next report for it.
-            if is_first and decided.state == State.PAUSED and not report.checkpoint:
+            # A paused program that writes its own file after its report has until the next report.
+            is_unsaved = not report.checkpoint and not self._saves_before_report
+            if is_first and decided.state == State.PAUSED and is_unsaved:
                 continue
             if self._watched.cause is None:
                 self._watched.cancel_on_all(decided.failure or f"it is {decided.state.value}")
@@ -175,12 +177,26 @@ class ProgramSupervision(Supervision):
         if report.mistake and not report.mistake.startswith("rank"):
             report = replace(report, mistake=f"rank {rank}: {report.mistake}")
         report = replace(report, has_resumed=self._reports.has_read_checkpoint)
+        if self._saves_before_report is None:
+            self._saves_before_report = self._identify_checkpoint() != self._first_checkpoint
         verdict = self._decide(leader, report)
         since = clock.now()
         assert self._attempt.drafts is not None
         checkpoint = self._attempt.drafts.take_named(report.checkpoint)
         weights = self._attempt.drafts.take_named(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
+
+    def _identify_checkpoint(self) -> tuple[str, int, int] | None:
+        """Return the program's own checkpoint, with time and size; None if there is none."""
+        if self._leader is None or not self._program.script.can_resume:
+            return None
+        assignment = self._attempt.assignment
+        known = self._context.describe_evaluation(assignment)
+        path = self._program.find_checkpoint(assignment.params, known)
+        if path is None:
+            return None
+        status = path.stat()
+        return str(path), status.st_mtime_ns, status.st_size
 
     # The end of the program
 
@@ -223,6 +239,7 @@ class ProgramSupervision(Supervision):
         self._merger.leader_decides = False
         for end in ends:
             self._process_reports(RankNews(end.rank, reports=end.reports))
+        self._attempt.reports = max(len(end.reports) for end in ends)
         if not self._attempt.losses:
             ends = [replace(end, failure=end.aborted or end.failure) for end in ends]
         verdict = super()._conclude(leader, ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -16,9 +17,10 @@ from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
 from hpo.process.linux import is_alive
+from hpo.process.standard_streams import warn
 from hpo.store.manifest import Manifest, parse_manifest
 from hpo.store.storage_url import is_url
-from hpo.text_format import make_printable
+from hpo.text_format import format_error, make_printable
 
 RUNS_DIR = Path("runs")
 # Files that this process has locked. The process must not open and close them, because that would
@@ -292,3 +294,18 @@ def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def set_folder_aside(folder: Path) -> None:
+    """Rename the folder of an evaluation that starts again, such as 7 to 7.1, unless it is empty.
+
+    If it cannot be renamed, print a warning.
+    """
+    try:
+        if not folder.is_dir() or not any(folder.iterdir()):
+            return
+        numbers = itertools.count(1)
+        names = (folder.with_name(f"{folder.name}.{number}") for number in numbers)
+        folder.rename(next(path for path in names if not path.exists()))
+    except OSError as error:
+        warn(f"warning: {folder} keeps files of an earlier attempt: {format_error(error)}")
