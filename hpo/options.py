@@ -375,6 +375,13 @@ class ProgramOptions:
         "Program behind --",
         replace(TEXT, metavar="REGEX"),
     )
+    step: str | None = _of_this_job(
+        None,
+        "Regular expression of a printed epoch, whose last loss counts.",
+        "Program behind --",
+        replace(TEXT, metavar="REGEX"),
+        default_text="each loss counts",
+    )
     metrics: tuple[str, ...] = _of_this_job(
         (),
         "Regular expression of a printed metric; repeatable.",

@@ -52,6 +52,9 @@ class Script:
         maximize: Instead of `loss`: a regular expression of a score, such as an accuracy, of which
             the highest is the best. The loss is the negative score, which is also the metric
             ``score``. Default: None.
+        step: A regular expression with one group, which matches the number of the epoch in a
+            printed line. The last loss of each epoch counts: it is reported when the group matches
+            another text, or when the program ends. Default: None, each match of `loss` counts.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
         flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left
             out otherwise.
@@ -77,17 +80,19 @@ class Script:
     command: tuple[str, ...]
     loss: str | None = None
     maximize: str | None = None
+    step: str | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     resume_file: str = ""
     first_report: int = 1
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - They are the options of a program.
         self,
         *command: str,
         loss: str | None = None,
         maximize: str | None = None,
+        step: str | None = None,
         metrics: Mapping[str, str] | None = None,
         flags: Iterable[str] = (),
         resume: str | Iterable[str] = (),
@@ -104,10 +109,11 @@ class Script:
             raise ValueError(f"first_report must be an integer of at least 1, got {first_report!r}")
         if isinstance(flags, str):
             raise ValueError(f"flags must be a list of names, got {flags!r}")
-        _check_patterns(loss, maximize, metrics or {})
+        _check_patterns(loss, maximize, step, metrics or {})
         object.__setattr__(self, "command", tuple(map(str, command)))
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "maximize", maximize)
+        object.__setattr__(self, "step", step)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
         if isinstance(resume, str):
@@ -308,15 +314,20 @@ def _check_launcher(command: Sequence[str]) -> None:
 _DOCSTRING_ESCAPES = {ord('"'): "'", ord("\\"): "/"}
 
 
-def _check_patterns(loss: str | None, maximize: str | None, metrics: Mapping[str, str]) -> None:
+def _check_patterns(
+    loss: str | None, maximize: str | None, step: str | None, metrics: Mapping[str, str]
+) -> None:
     """Raise a ValueError unless all patterns are valid, and no two have the same name."""
     if maximize is not None and loss is not None:
         raise ValueError(f"either loss or maximize must be given, got {loss!r} and {maximize!r}")
+    if step is not None and loss is None and maximize is None:
+        raise ValueError("step must be given with loss or maximize: hpo.report is once an epoch")
     if "loss" in metrics:
         raise ValueError("a metric must not be named 'loss'. Give its pattern as loss=")
     if maximize is not None and SCORE in metrics:
         raise ValueError(f"a metric must not be named {SCORE!r} beside maximize, which reads it")
-    for name, pattern in {"loss": loss, "maximize": maximize, **metrics}.items():
+    given = [("loss", loss), ("maximize", maximize), ("step", step), *metrics.items()]
+    for name, pattern in given:
         if pattern is not None:
             _check_pattern(name, pattern)
 
@@ -382,6 +393,12 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
     quote = "." if match[2] else ""
     value = r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)"
     return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
+
+
+def find_epochs(command: Sequence[str]) -> int | None:
+    """Return the number of epochs that an argument such as ``--epochs 3`` names; None if none."""
+    match = re.search(r" --?(?:num[_-]|n[_-]?|max[_-])?epochs?[ =](\d+)(?= |$)", " ".join(command))
+    return int(match[1]) if match else None
 
 
 def _check_module(name: str) -> None:

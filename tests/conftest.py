@@ -51,8 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
     get_template_environment()
     # Examples have no time limit, since the machine may be busy. They are the same in each test
     # run.
-    hypothesis.settings.register_profile("random", deadline=None)
-    hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+    clockless = hypothesis.settings(
+        deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.register_profile("random", clockless)
+    hypothesis.settings.register_profile("same", clockless, derandomize=True)
     if not config.getoption("--hypothesis-profile"):
         hypothesis.settings.load_profile("same")
 

@@ -70,6 +70,8 @@ class CheckOutcome:
 
     reports: int
     """The number of losses that a program has reported, also after the last that counts."""
+    remarks: Sequence[str]
+    """The warnings that a search would print about the evaluation."""
 
     @property
     def ranks(self) -> int:
@@ -125,13 +127,19 @@ class _FirstLossCheckpointer(Checkpointer):
         """Do nothing, so that the checkpoint of an ended evaluation is kept."""
 
 
+@dataclass
 class _ShortLeader(Leader):
     """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
-    has_offered = False
-    pauses = False
+    has_offered: bool = False
+    pauses: bool = False
     """Whether it pauses the evaluation after the first loss."""
-    reports = 0
+    reports: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:  # noqa: ARG002
+        """Keep a warning, which becomes a finding."""
+        self.remarks.append(text)
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an ended evaluation, and the number of its reports."""
@@ -246,6 +254,7 @@ class CheckEvaluator:
             is_false_alarm,
             checkpointer.rejection,
             leader.reports,
+            leader.remarks,
         )
 
     def _take_file_snapshot(self) -> None:

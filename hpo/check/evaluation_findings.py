@@ -282,29 +282,31 @@ def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
         return
     if _compare_repetition(outcomes.whole, again).level != "ok":
         return
-    count = len(again.losses)
-    if count == 1:
+    if len(again.losses) == 1:
         yield look(
             "The only checkpoint belongs to the only loss",
             "Set epochs=2 to check that it resumes",
         )
-        return
-    if outcomes.paused is not None and outcomes.paused.reports > 2:
+    elif outcomes.paused is not None and outcomes.paused.reports > 2:
         yield look(
             f"The program had reported {outcomes.paused.reports} losses before it was stopped, so "
             "the losses after a resume were not compared",
             "Give it longer epochs to check that it resumes",
         )
-        return
+    else:
+        yield _compare_resumed_losses(again, resumed)
+
+
+def _compare_resumed_losses(again: CheckOutcome, resumed: CheckOutcome) -> Finding:
+    count = len(again.losses)
     off = _compute_difference(again.losses, resumed.losses)
     after = "After a resume from the first checkpoint,"
     if off <= _TOLERANCE and len(resumed.losses) == count:
-        yield ok(f"{after} the losses are the same{_format_within(off)}")
-        return
+        return ok(f"{after} the losses are the same{_format_within(off)}")
     difference = f"the number of losses is {len(resumed.losses)} instead of {count}"
     if off > _TOLERANCE:
         difference = f"the losses differ by {_format_relative(off)}"
-    yield wrong(
+    return wrong(
         f"{after} {difference}",
         "Save all that training changes, before the loss: optimizer, scheduler, random generators, "
         "number of epochs. Seed random numbers of an epoch by its index",
@@ -346,6 +348,13 @@ def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:
     yield ok(f"{reports} by {way} in the first evaluation")
 
 
+def repeat_remarks(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Show the warnings that a search would print."""
+    remarks = chain.from_iterable(outcome.remarks for outcome in outcomes.list_compared())
+    for remark in dict.fromkeys(remarks):
+        yield look(f"{remark[0].upper()}{remark[1:]}")
+
+
 def find_overwritten_files(outcomes: CheckOutcomes) -> Iterator[Finding]:
     """Look for files of a program that several evaluations write."""
     if len(outcomes.files) < 3:
@@ -384,6 +393,7 @@ PROBES: Sequence[Callable[[CheckOutcomes], Iterator[Finding]]] = (
     inspect_checkpoints,
     inspect_variables,
     describe_program,
+    repeat_remarks,
     find_overwritten_files,
     find_running_processes,
 )

@@ -25,7 +25,7 @@ _ALL_OPTIONS = {**OPTIONS, **PROGRAM_OPTIONS}
 _GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
 _CHECK_OPTIONS = (
     *("collective_timeout", "settings", "enqueue"),
-    *("space", "loss", "maximize", "metrics", "flags"),
+    *("space", "loss", "maximize", "step", "metrics", "flags"),
     *("resume_args", "resume_file"),
 )
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.

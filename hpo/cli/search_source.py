@@ -66,6 +66,7 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
             *parts,
             loss=options.loss,
             maximize=options.maximize,
+            step=options.step,
             metrics=metrics,
             flags=options.flags,
             resume=options.resume_args,

@@ -30,7 +30,7 @@ from hpo.problem import Problem
 from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
-from hpo.script_objective import SCORE, Script, propose_loss_pattern
+from hpo.script_objective import SCORE, Script, find_epochs, propose_loss_pattern
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
 _CUT_LINE = "a line of more than 64 KiB was not searched for --loss: print the loss on its own line"
@@ -40,6 +40,10 @@ _SCORE_NAME = re.compile(
     r"(?:(?!loss|err)\D)*$",
     re.IGNORECASE,
 )
+# A counter of batches, such as [3/79], but not of epochs.
+_COUNTER = re.compile(r"(?<![\w./])(\d+) ?/ ?(\d+)(?![\w./])[\])]?")
+_EPOCH_NAME = re.compile(r"\bep(?:och)?s?\W*$", re.IGNORECASE)
+_ADVICE_ON_STEP = "give --step, a regular expression of the epoch, so that its last loss counts"
 _MAX_LAST_LINES = 20
 _MAX_SHOWN_LINES = 5
 _SECONDS_FOR_A_LINE = 1.0
@@ -139,9 +143,11 @@ class ProgramSupervision(Supervision):
             environment["HPO_CHECKPOINT_DRAFTS"] = str(values["drafts"])
         if start.is_own and start.path is not None:
             environment["HPO_CHECKPOINT"] = str(start.path.absolute())
+        command = self._program.make_command(params, values, start.own_file)
+        self._reports.epochs = find_epochs(command)
         self._trainer.send(
             "run",
-            command=self._program.make_command(params, values, start.own_file),
+            command=command,
             is_traced=self._context.is_traced,
             environment=environment,
         )
@@ -308,6 +314,33 @@ def _limit_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@dataclass(frozen=True)
+class _PrintedLoss:
+    """A loss that was found in a line, with what was found or saved since the previous one."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    drafts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Counter:
+    """A counter in a line, such as ``[3/79]``. `name` is the text before it."""
+
+    name: str
+    number: int
+    total: int
+    text: str
+
+
+def _find_counter(text: str) -> _Counter | None:
+    """Return the counter in the text before a loss, unless it counts epochs."""
+    match = _COUNTER.search(text)
+    if match is None or _EPOCH_NAME.search(text[: match.start()]):
+        return None
+    return _Counter(text[: match.start()], int(match[1]), int(match[2]), text[: match.end()])
+
+
 class ReportReader:
     """Reads the reports of one evaluation on one rank, from a file or from printed lines.
 
@@ -321,11 +354,13 @@ class ReportReader:
         has_read_checkpoint: Whether the program has read its checkpoint.
         unparsed_text: The latest match of the loss pattern that is not a number, or empty.
         has_cut_line: Whether a line was too long to be searched.
+        epochs: The number of epochs according to the program's arguments; None if not known.
     """
 
     def __init__(self, script: Script) -> None:
         self._loss = re.compile(script.pattern) if script.pattern is not None else None
         self._is_maximized = script.maximize is not None
+        self._step = re.compile(script.step) if script.step is not None else None
         self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
         self._file = os.memfd_create("hpo-metrics")
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -342,7 +377,12 @@ class ReportReader:
         self.last_lines: list[str] = []
         self.unparsed_text = ""
         self.has_cut_line = False
+        self.epochs: int | None = None
         self._score = ""  # The first loss that seems to be a score, of which more is better.
+        self._epoch = ""  # The latest match of --step.
+        self._pending: _PrintedLoss | None = None  # With --step, the latest loss of the epoch.
+        self._counter: _Counter | None = None  # In the line of the latest loss.
+        self._parts = ""  # Two lines with a loss that seem to belong to one epoch.
 
     def find_warning(self, number: int, saves: bool) -> str:
         """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
@@ -371,6 +411,13 @@ class ReportReader:
             return (
                 f"--loss has matched {self._score!r}, and the lowest is the best. If more is "
                 "better, give --maximize instead"
+            )
+        if self._parts and self._step is None:
+            return f"--loss has matched {self._parts}. If this is one epoch, {_ADVICE_ON_STEP}"
+        if self.epochs is not None and number > self.epochs + 1 and self._step is None:
+            return (
+                f"it has reported more than {self.epochs + 1} losses, and its arguments name "
+                f"{self.epochs} epochs. If several belong to one epoch, {_ADVICE_ON_STEP}"
             )
         if self.has_cut_line and self._uses_lines:
             return _CUT_LINE
@@ -404,6 +451,10 @@ class ReportReader:
             )
 
     def _find_values(self, text: str, stream: str) -> None:
+        step = self._step.search(text) if self._step is not None else None
+        if step is not None and step[1] not in (None, self._epoch):
+            self._report_pending()
+            self._epoch = step[1]
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
@@ -424,8 +475,35 @@ class ReportReader:
             loss = -loss
         elif not self._score and (found := _SCORE_NAME.search(text[: match.start(1)])):
             self._score = f"{found[0]}{match[1]}"
-        self._add_report(loss, self._found_metrics, stream)
+        self._compare_counters(text[: match.start(1)])
+        self._take_loss(_PrintedLoss(loss, self._found_metrics, self._take_drafts(stream)))
         self._found_metrics = {}
+
+    def _compare_counters(self, text: str) -> None:
+        """Notice a counter of batches, before a loss, that is higher than in the previous line."""
+        before = self._counter
+        self._counter = now = _find_counter(text)
+        if before is None or now is None or self._parts:
+            return
+        if (now.name, now.total) == (before.name, before.total) and now.number > before.number:
+            self._parts = f"{before.text!r} and {now.text!r}"
+
+    def _take_loss(self, printed: _PrintedLoss) -> None:
+        """Report a loss, or with ``--step`` the previous one if its epoch has ended."""
+        if self._step is not None and self._pending is not None:
+            earlier = self._pending
+            metrics = {**earlier.metrics, **printed.metrics}
+            drafts = {**earlier.drafts, **printed.drafts}
+            printed = replace(printed, metrics=metrics, drafts=drafts)
+        self._pending = printed
+        if self._step is None:
+            self._report_pending()
+
+    def _report_pending(self) -> None:
+        printed = self._pending
+        self._pending = None
+        if printed is not None:
+            self._add_report(printed.loss, printed.metrics, printed.drafts)
 
     def take_new_reports(self) -> list[Report]:
         """Return the reports found since the previous call."""
@@ -440,6 +518,7 @@ class ReportReader:
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
         self._partial_line = b""
+        self._report_pending()
         return self.take_new_reports()
 
     def close(self) -> None:
@@ -480,15 +559,21 @@ class ReportReader:
                 f"a report must be a JSON object with a loss and metrics, got {shown}"
             )
             return
-        self._add_report(loss, metrics, "file")
+        self._add_report(loss, metrics, self._take_drafts("file"))
 
     def _add_mistake(self, text: str) -> None:
         self._new_reports.append(Report(math.nan, mistake=text))
 
-    def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
+    def _take_drafts(self, stream: str) -> dict[str, str]:
+        """Return the drafts that belong to a loss of a stream."""
+        self._last_stream = stream
+        return self._drafts.pop(stream, {})
+
+    def _add_report(
+        self, loss: float, metrics: Mapping[str, float], drafts: Mapping[str, str]
+    ) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        drafts = self._drafts.pop(stream, {})
         report = Report(
             loss,
             finite,
@@ -499,7 +584,6 @@ class ReportReader:
             weights=drafts.get("weights", ""),
         )
         self._new_reports.append(report)
-        self._last_stream = stream
 
 
 def _parse_number(text: str) -> float:

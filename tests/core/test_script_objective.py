@@ -23,7 +23,7 @@ from hpo.evaluation.rank_group import reserve_port
 from hpo.evaluation.trainer_client import OutputPipe, TrainerOutput
 from hpo.options import ProgramOptions
 from hpo.process.messages import Report
-from hpo.script_objective import Script, find_program, propose_loss_pattern
+from hpo.script_objective import Script, find_epochs, find_program, propose_loss_pattern
 from tests.support.launch import Hpo
 from tests.support.limits import scale
 
@@ -224,6 +224,68 @@ def test_report_reader_uses_lines_or_file() -> None:
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []
     reports.close()
+
+
+def test_last_loss_of_each_step_is_reported_with_what_belongs_to_it() -> None:
+    script = Script(
+        "t.py", loss=r"loss=(\S+)", step=r"epoch (\d+)|start", metrics={"acc": r"acc=(\S+)"}
+    )
+    reports = ReportReader(script)
+    for line in ("start", "epoch 0", "loss=1 acc=0.1", "loss=3"):
+        reports.take_line(line)
+    assert reports.take_new_reports() == []
+    reports.take_note("weights", "7-1", "stdout")
+    for line in ("epoch 0 loss=2", "start", "acc=0.5"):
+        reports.take_line(line)
+    reports.take_line("epoch 1 loss=5")
+    assert reports.take_new_reports() == [
+        Report(2.0, {"acc": 0.1}, offers_weights=True, weights="7-1")
+    ]
+    reports.take_line("loss=4")
+    assert reports.take_last_reports() == [Report(4.0, {"acc": 0.5})]
+    reports.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "epochs", "warning"),
+    [
+        (["Test: [0/3] loss=1", "Test: [1/3] loss=2"], None, "'Test: [0/3]' and 'Test: [1/3]'. If"),
+        (["val 1/2, loss=1", "val 2/2, loss=2"], None, "'val 1/2' and 'val 2/2'. If"),
+        (["loss=1"] * 4, 2, "more than 3 losses, and its arguments name 2 epochs. If"),
+        (["loss=1"] * 3, 2, ""),
+        (["Epoch [1/3] loss=1", "Epoch [2/3] loss=2"], None, ""),
+        (["at 1/2/2026 loss=1", "at 2/2/2026 loss=2"], None, ""),
+        (["[1/3] train loss", "[2/3] loss=2", "[2/4] loss=1"], None, ""),
+    ],
+)
+def test_several_losses_of_an_epoch_are_noticed(
+    lines: list[str], epochs: int | None, warning: str
+) -> None:
+    for step in (None, r"epoch (\d+)"):
+        reports = ReportReader(Script("train.py", loss=r"loss=(\S+)", step=step))
+        reports.epochs = epochs
+        for line in lines:
+            reports.take_line(line)
+        found = reports.find_warning(len(reports.take_last_reports()), saves=False)
+        assert warning in found if step is None else not found
+        assert bool(found) == (bool(warning) and step is None)
+        reports.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epochs"),
+    [
+        ("--epochs 3", 3),
+        ("--num-epochs=12 --lr 1", 12),
+        ("--max_epochs 4", 4),
+        ("-n_epoch 5", 5),
+        ("--epochs 3.5", None),
+        ("--warmup-epochs 3", None),
+        ("", None),
+    ],
+)
+def test_number_of_epochs_is_found_in_arguments(arguments: str, epochs: int | None) -> None:
+    assert find_epochs(["train.py", *arguments.split()]) == epochs
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,41 @@ def test_check_of_averaging_by_hand_is_not_wrong(mpi: Mpi, tmp_path: Path) -> No
         assert SAME in printed, f"{way}: {printed}"
 
 
+def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
+    resume = "--resume-args=--mode resume"
+    told = {
+        (resume, "--resume-file", "state.json"): "ok     After a resume from the first checkpoint, "
+        "the losses are the same",
+        (resume, "--resume-file", "last.json"): "wrong  There is no checkpoint in {folder} after "
+        "the first loss, so it restarts",
+        (
+            "--resume-args",
+            "--mode again --load {folder}/checkpoint-1",
+        ): "wrong  The evaluation cannot resume from its checkpoint: rank 0: resuming.py ended "
+        "with status 1; its last line on stderr: --mode: invalid choice again With --resume-args",
+        (
+            "--resume-args",
+            "--forgets --load {folder}/checkpoint-1",
+        ): "wrong  After a resume from the first checkpoint, the losses differ by 50.0%",
+    }
+    for options, point in told.items():
+        check = [*HPO, "check", "--loss", r"loss (\S+)", *options, "--", SCRIPTS / "resuming.py"]
+        job = mpi.run(1, *check, "--out", "{folder}", cwd=tmp_path)
+        assert job.returncode == int("wrong" in point), job.stdout
+        assert point in join_points(job.stdout)
+
+
+def test_check_shows_what_a_search_would_warn_about(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "for part in range(3):\n    print(f'Test: [{part}/3] loss {part}')\n"
+    )
+    job = mpi.run(2, *HPO, "check", "--loss", r"loss (\S+)", "--", "train.py", cwd=tmp_path)
+    assert job.stderr == ""
+    printed = join_points(job.stdout)
+    point = "look   --loss has matched 'Test: [0/3]' and 'Test: [1/3]'. If this is one epoch, give "
+    assert printed.count(point) == 1, printed
+
+
 def test_check_of_ranks_that_forget_each_other_is_wrong(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "averaging.py").write_text(AVERAGING)
     told = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checks import join_points
 from tests.support.launch import SCRIPTS, SEARCH, Mpi, run_hpo
 from tests.support.run_output import find_complete_losses, load_trials
 
@@ -150,4 +151,5 @@ def test_check_of_a_script_without_mpirun_reads_its_lines(tmp_path: Path) -> Non
     ended = run_hpo("check", *options, "--", SCRIPTS / "scoring.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 report by --loss 'Acc@1 (\\S+)' in the first evaluation" in ended.stdout
-    assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in ended.stderr
+    assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in join_points(ended.stdout)
+    assert ended.stderr == ""

@@ -171,6 +171,18 @@ def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
     return not trial.state.is_finished() and len(trial.intermediate_values) > 1
 
 
+def list_ancestors(
+    trial: optuna.trial.FrozenTrial, trials: list[optuna.trial.FrozenTrial]
+) -> list[optuna.trial.FrozenTrial]:
+    """Return the trials that a trial continues."""
+    before = trial.user_attrs.get("retry_of")
+    return [] if before is None else [*list_ancestors(trials[before], trials), trials[before]]
+
+
+def is_interrupted(trial: optuna.trial.FrozenTrial) -> bool:
+    return trial.user_attrs.get("failure") == "interrupted"
+
+
 def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     options = [
         "--space",
@@ -230,7 +242,67 @@ def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
             )
             for loss in trial.intermediate_values.values()
         )
+        if not any(map(is_interrupted, list_ancestors(trial, trials))):
+            # No pause repeats or omits an epoch.
+            assert list(trial.intermediate_values.values()) == [
+                pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5)
+                for epoch in range(1, len(trial.intermediate_values) + 1)
+            ]
     assert [trial for trial in trials if trial.state.name == "COMPLETE"]
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("--resume-args '--mode resume' --resume-file state.json", "state.json"),
+        ("--resume-args '--load {checkpoint}' --resume-file 'checkpoint-*'", "checkpoint-2"),
+        ("--resume-args '--load {folder}/checkpoint-2'", "checkpoint-2"),
+        ("--resume-args '--mode resume' --resume-file state.json", ""),
+        ("--resume-args '--mode again' --resume-file state.json", "state.json"),
+    ],
+)
+def test_stopped_program_resumes_or_starts_again(
+    mpi: Mpi, tmp_path: Path, command: str, file: str
+) -> None:
+    options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss (\S+)", "--evaluations", 1]
+    options += [
+        "--run-dir",
+        "run",
+        "--resume",
+        *shlex.split(command),
+        "--",
+        SCRIPTS / "resuming.py",
+    ]
+    options += ["--out", "{folder}", "--waits", tmp_path / "go", "--saves", 1 if file else 3]
+    with kill_at_end(Victim(mpi, 1, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for("epoch 2: ")
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # limited by the test
+            time.sleep(0.02)
+        victim.job.send_signal(signal.SIGTERM)
+        victim.wait(30)
+    folder = tmp_path / "run" / "trials" / "0"
+    assert (folder / file).exists()
+    (folder / "kept").touch()
+    (tmp_path / "go").touch()
+    job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    is_refused = "again" in command
+    assert job.stderr.count("warning: ") == is_refused, job.stderr
+    assert is_refused == (
+        "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0: "
+        "resuming.py ended with status 1; its last line on stderr: --mode: invalid choice again"
+        in job.stderr
+    )
+    (trial,) = [trial for trial in load_trials(tmp_path / "run") if trial.state.name == "COMPLETE"]
+    first = 8 + trial.params["x"]
+    assert list(trial.intermediate_values.values()) == pytest.approx(
+        [first / 2**epoch for epoch in range(1, 5)], abs=1e-5
+    )
+    resumes = bool(file) and not is_refused
+    assert trial.user_attrs.get("resumed_from_step") == (2 if resumes else None)
+    # A program that starts again has an empty folder, and the old one is kept.
+    kept = folder if resumes else folder.with_name("0.1")
+    assert [path.parent for path in folder.parent.glob("*/kept")] == [kept]
 
 
 def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -> None:
@@ -312,6 +384,18 @@ MISTAKES = [
     (
         [*LR, "--resume-args", "--resume last.pt", "--", "train.py"],
         "train.py: --resume-args must name a file in {folder}",
+    ),
+    (
+        [*LR, "--resume-args", "--mode resume --out {folder}/", "--", "train.py"],
+        "train.py: --resume-args must name a file in {folder}",
+    ),
+    (
+        [*LR, "--resume-file", "/tmp/last.pt", "--", "train.py"],
+        "train.py: --resume-file must be a path below the folder of the evaluation, ",
+    ),
+    (
+        [*LR, "--step", "epoch", "--loss", "(.)", "--", "train.py"],
+        "the pattern of step must have one group, such as step=(\\S+), got 'epoch' with 0",
     ),
     (
         ["--space", "seed=Int(0, 9)", "--", "train.py"],
