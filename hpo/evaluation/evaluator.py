@@ -130,7 +130,7 @@ class Evaluator:
         """Return the checkpoint with which an evaluation may begin; call it on the leader.
 
         A program that starts from the beginning has an empty folder, since it may read its files by
-        itself. What an earlier attempt has left there is kept aside.
+        itself. The folder of an earlier attempt gets another name.
         """
         program = self._context.program
         start = leader.find_start(assignment)

@@ -226,7 +226,7 @@ def test_report_reader_uses_lines_or_file() -> None:
     reports.close()
 
 
-def test_last_loss_of_each_step_is_reported_with_what_belongs_to_it() -> None:
+def test_last_loss_of_each_step_is_reported() -> None:
     script = Script(
         "t.py", loss=r"loss=(\S+)", step=r"epoch (\d+)|start", metrics={"acc": r"acc=(\S+)"}
     )
