@@ -177,6 +177,9 @@ class CheckEvaluator:
     def __post_init__(self) -> None:
         self._run_dir = RunDir(self.folder)
         self._program = Program.from_problem(self.ready.problem)
+        self._context = EvaluationContext(
+            self.ready.user_frames, 0, self._run_dir, program=self._program, is_traced=True
+        )
         self.has_own_files = self._program is not None and self._program.script.can_resume
         if self.params is not None:
             space = self.ready.problem.space.describe()
@@ -205,11 +208,8 @@ class CheckEvaluator:
         Returns:
             The outcome on the leader; None on other ranks.
         """
-        context = EvaluationContext(
-            self.ready.user_frames, 0, self._run_dir, program=self._program, is_traced=True
-        )
         if self.params is None:
-            evaluator = Evaluator(context, group, self.watch)
+            evaluator = Evaluator(self._context, group, self.watch)
             evaluator.follow()
             group.comm.gather(Trace(**evaluator.trace))
             return None
@@ -232,7 +232,7 @@ class CheckEvaluator:
         checkpointer = _FirstLossCheckpointer(checkpoints, every=0.0)
         leader = _ShortLeader(study, self.limits, lambda _: None, checkpointer, saver)
         leader.pauses = pauses
-        evaluator = Evaluator(context, group, self.watch, leader)
+        evaluator = Evaluator(self._context, group, self.watch, leader)
         origin = {"island": 0, "worker": 0, "generation": 0}
         if previous is not None:
             origin["retry_of"] = previous.evaluation.trial

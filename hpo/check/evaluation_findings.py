@@ -78,6 +78,22 @@ _ADVICE_BY_PATTERN = {
 }
 
 
+# A program has no `worker`.
+_CALLS_OF_PROGRAMS = {
+    "worker.rank": "dist.get_rank()",
+    "worker.size": "dist.get_world_size()",
+    "worker.seed": "args.seed",
+}
+_NETWORK_IN_OBJECTIVE = (
+    "Create the network and its weights in the objective. Objects at module level keep their state "
+    "between evaluations"
+)
+_SEED_OF_PROGRAM = (
+    "Seed the program, for example by torch.manual_seed(args.seed), and pass --seed {seed}. If it "
+    "is seeded, it may have read a file of the first evaluation"
+)
+
+
 @dataclass(frozen=True)
 class CheckOutcomes:
     """All that a check has found out; None for an evaluation that was left out."""
@@ -102,8 +118,17 @@ class CheckOutcomes:
 
 
 def inspect_outcomes(outcomes: CheckOutcomes) -> list[Finding]:
-    """Return the findings of all probes."""
-    return [finding for probe in PROBES for finding in probe(outcomes)]
+    """Return the findings of all probes. For a program, the advice names what it can call."""
+    findings = [finding for probe in PROBES for finding in probe(outcomes)]
+    if outcomes.script is None:
+        return findings
+    return [replace(finding, advice=_translate_advice(finding.advice)) for finding in findings]
+
+
+def _translate_advice(advice: str) -> str:
+    for name, call in _CALLS_OF_PROGRAMS.items():
+        advice = advice.replace(name, call)
+    return advice
 
 
 def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
@@ -115,7 +140,7 @@ def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
         yield _describe_failure(
             whole, f"The evaluation fails on {format_count(whole.ranks, 'rank')}{others}"
         )
-    elif alone is not None and alone.failure:
+    elif alone is not None and alone.failure and not (outcomes.again and outcomes.again.failure):
         yield _describe_failure(alone, "The evaluation fails on 1 rank only")
 
 
@@ -131,7 +156,7 @@ def compare_repetition(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if again is not None and again.failure:
         yield _describe_failure(again, "The second evaluation fails")
     elif again is not None:
-        yield _compare_repetition(outcomes.whole, again)
+        yield _compare_repetition(outcomes)
 
 
 def compare_rank_counts(outcomes: CheckOutcomes) -> Iterator[Finding]:
@@ -148,7 +173,7 @@ def compare_rank_counts(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if alone is None:
         yield look("Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
         return
-    if alone.failure or _compare_repetition(whole, outcomes.again).level != "ok":
+    if alone.failure or _compare_repetition(outcomes).level != "ok":
         return
     ranks = format_count(whole.ranks, "rank")
     off = _compute_difference(whole.losses, alone.losses)
@@ -280,7 +305,7 @@ def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if not resumed.evaluation.resumed_from_step:
         yield wrong(texts.restarts, texts.must_resume)
         return
-    if _compare_repetition(outcomes.whole, again).level != "ok":
+    if _compare_repetition(outcomes).level != "ok":
         return
     if len(again.losses) == 1:
         yield look(
@@ -367,7 +392,7 @@ def find_overwritten_files(outcomes: CheckOutcomes) -> Iterator[Finding]:
             "Workers would overwrite these files. Let each evaluation write to its own directory, "
             "{folder}",
         )
-    elif written:
+    elif written and any(second[name] != first.get(name) for name in second):
         yield ok(
             f"An evaluation writes {format_list(written)}, and the next one writes other files",
         )
@@ -408,8 +433,11 @@ def _describe_failure(outcome: CheckOutcome, text: str) -> Finding:
     return wrong(f"{text}: {cut_text(outcome.failure, _MAX_FAILURE_LENGTH)}", advice)
 
 
-def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
+def _compare_repetition(outcomes: CheckOutcomes) -> Finding:
     """Compare the losses of two evaluations with the same seed and number of ranks."""
+    first = outcomes.whole
+    again = outcomes.again
+    assert again is not None
     text = f"The same seed on {format_count(first.ranks, 'rank')}"
     if first.traces[0].steps and not again.traces[0].steps:
         return look(
@@ -426,8 +454,7 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
         return wrong(
             f"{text} has different losses the second time, by {_format_relative(off)}: the initial "
             "weights differ",
-            "Create the network and its weights in the objective. Objects at module level keep "
-            "their state between evaluations",
+            _NETWORK_IN_OBJECTIVE if outcomes.script is None else _SEED_OF_PROGRAM,
         )
     return look(
         f"{text} has different losses the second time, by {_format_relative(off)}, from the same "

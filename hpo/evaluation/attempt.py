@@ -7,6 +7,7 @@ follows if the template crashes. All evaluations of a run share a context.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class EvaluationContext:
     """The program of the run; None if the objective is a function."""
     keeps_checkpoints: bool = True
     """Whether checkpoints of a program are kept."""
+    began_at: float = field(default_factory=time.time)
+    """Time at which the run began, in seconds since the epoch."""
     is_traced: bool = False
     """Whether trainers record a trace of each evaluation."""
 

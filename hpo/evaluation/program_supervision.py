@@ -31,6 +31,7 @@ from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
 from hpo.script_objective import SCORE, Script, find_epochs, propose_loss_pattern
+from hpo.text_format import format_list
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
 _CUT_LINE = "a line of more than 64 KiB was not searched for --loss: print the loss on its own line"
@@ -43,6 +44,7 @@ _SCORE_NAME = re.compile(
 # A counter of batches, such as [3/79], but not of epochs.
 _COUNTER = re.compile(r"(?<![\w./])(\d+) ?/ ?(\d+)(?![\w./])[\])]?")
 _EPOCH_NAME = re.compile(r"\bep(?:och)?s?\W*$", re.IGNORECASE)
+_EARLIER = "which an earlier evaluation has probably written"
 _ADVICE_ON_STEP = "give --step, a regular expression of the epoch, so that its last loss counts"
 _MAX_LAST_LINES = 20
 _MAX_SHOWN_LINES = 5
@@ -148,6 +150,7 @@ class ProgramSupervision(Supervision):
         self._trainer.send(
             "run",
             command=command,
+            since=self._context.began_at,
             is_traced=self._context.is_traced,
             environment=environment,
         )
@@ -210,10 +213,11 @@ class ProgramSupervision(Supervision):
         self._own_reports += self._reports.take_last_reports()
         # A cancelled program may have saved a checkpoint and not yet reported its loss.
         saves = self._leader is not None and self._watched.cause is None
+        remark = end.remark or self._reports.find_warning(len(self._own_reports), saves)
         return replace(
             end,
             reports=tuple(self._own_reports),
-            remark=end.remark or self._reports.find_warning(len(self._own_reports), saves),
+            remark=remark or _describe_shared_files(end.earlier_files),
             has_resumed=self._reports.has_read_checkpoint,
         )
 
@@ -251,9 +255,12 @@ class ProgramSupervision(Supervision):
         verdict = super()._conclude(leader, ends)
         if verdict.state == State.COMPLETE and not self._attempt.losses:
             lines = self._reports.last_lines
+            earlier = [path for end in ends for path in end.earlier_files]
             failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed_text)
             if self._reports.has_cut_line and self._program.script.pattern is not None:
                 failure += f"; {_CUT_LINE}"
+            if earlier:
+                failure += f"; it has read {_shorten_path(earlier[0])}, {_EARLIER}"
             reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
             leader.stop_without_losses(reason, remedy)
             shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:]).rstrip()
@@ -271,6 +278,23 @@ class ProgramSupervision(Supervision):
             self._reserved_port.close()
         self._group.slot.output.listener = None
         self._reports.close()
+
+
+def _describe_shared_files(files: Mapping[str, bool]) -> str:
+    """Return a warning about files that a program has read, and that have changed since then."""
+    changed = [_shorten_path(path) for path, has_changed in files.items() if has_changed]
+    if not changed:
+        return ""
+    return (
+        f"it has read {format_list(changed)}, {_EARLIER}. If it resumes from there, its losses do "
+        "not belong to its hyperparameters: write checkpoints to {folder}"
+    )
+
+
+def _shorten_path(path: str) -> str:
+    """Return the path relative to the working directory, if the file is in it."""
+    folder = Path.cwd()
+    return str(Path(path).relative_to(folder)) if Path(path).is_relative_to(folder) else path
 
 
 def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:

@@ -129,5 +129,8 @@ class ObjectiveEnd:
     """Whether the failure is the exit status of a program, so that its last line may explain it."""
     is_abort: bool = False
     """Whether a program has ended by SIGABRT."""
+    earlier_files: Mapping[str, bool] = field(default_factory=dict)
+    """Files that a program has read, and an earlier evaluation has probably written, by path. The
+    value is whether they have changed since."""
     ends_trainer: bool = False
     """Whether the process of the trainer ends with it, as for a program."""

@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -43,9 +44,62 @@ from hpo.trainer.signals import Cancelled, InterruptHandler, end_if_forked
 
 # Time to be cancelled before a connection error counts as the cause of a failure.
 _CANCEL_WAIT_SECONDS = 3.0
+_MAX_OPENED_FILES = 1_000  # It opens a checkpoint at its beginning.
+_CODE_SUFFIXES = (".py", ".pyc", ".so")
 _TERMINATION_SECONDS = 2.0  # A cancelled command has this time before it is killed.
 # The second is the status of a shell whose last process has aborted.
 _ABORT_STATUSES = (-signal.SIGABRT, 128 + signal.SIGABRT)
+
+
+class EarlierFiles:
+    """Notices files that a program reads, and that were written before it started.
+
+    Only files count that were written after `since`, in seconds since the epoch, at which the run
+    began: an earlier evaluation has probably written them. The evaluation's own folder does not
+    count, nor do hidden folders, which libraries use.
+    """
+
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self._until = time.time()
+        self._left = _MAX_OPENED_FILES
+        self._own_folder = ""
+        self._times: dict[str, int] = {}  # Times of the last change, in nanoseconds, by path.
+
+    def start(self) -> None:
+        """Observe this process from now on. It cannot be stopped."""
+        self._own_folder = f"{os.environ['HPO_FOLDER']}/"
+        sys.addaudithook(self._observe)
+
+    def find_files(self) -> dict[str, bool]:
+        """Return, by path, whether the files have changed since the program has read them."""
+        return {path: _read_change_time(path) != at for path, at in self._times.items()}
+
+    def _observe(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self._left:
+            with suppress(Exception):  # It must not change what the program does.
+                self._take_file(arguments[0], arguments[2])
+
+    def _take_file(self, path: object, flags: int) -> None:
+        if not isinstance(path, str) or flags & (os.O_WRONLY | os.O_TRUNC | os.O_APPEND):
+            return
+        location = str(Path(path).absolute())
+        is_ignored = location.endswith(_CODE_SUFFIXES) or "/." in location
+        if is_ignored or location.startswith(self._own_folder) or location in self._times:
+            return
+        self._left -= 1
+        changed = _read_change_time(location)
+        if self._since < changed / 1e9 < self._until:
+            self._times[location] = changed
+
+
+def _read_change_time(path: str) -> int:
+    """Return when a file has changed last, in nanoseconds since the epoch; 0 if it is no file."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return 0
+    return status.st_mtime_ns if stat.S_ISREG(status.st_mode) else 0
 
 
 class ProgramRunner:
@@ -59,11 +113,13 @@ class ProgramRunner:
         channel: Channel,
         interrupts: InterruptHandler,
         command: Sequence[str],
+        files: EarlierFiles,
         source: bytes | None = None,
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
         self._command = command
+        self._files = files
         self._source = source
         self._name = command[1] if command[0] == "-m" else Path(command[0]).name
         self._location = Path(command[0]).absolute()
@@ -82,7 +138,9 @@ class ProgramRunner:
         logging.root.setLevel(logging.WARNING)
         self._interrupts.begin_evaluation()
         self._channel.send("joined")
+        self._files.start()
         end, status = self._run_to_end()
+        end = replace(end, earlier_files=self._files.find_files())
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]

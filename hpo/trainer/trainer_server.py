@@ -37,7 +37,7 @@ from hpo.trainer.accelerator import find_devices
 from hpo.trainer.final_test import run_test
 from hpo.trainer.objective_runner import ObjectiveRunner
 from hpo.trainer.probe import Probe
-from hpo.trainer.program_runner import ProgramProbe, ProgramRunner
+from hpo.trainer.program_runner import EarlierFiles, ProgramProbe, ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.signals import IGNORED_SIGNALS, InterruptHandler, register_trainer_process
@@ -100,7 +100,8 @@ class TrainerServer:
         """Run a program. This process ends when the program ends."""
         file = self.search.file
         source = file.program_source if file.program is not None else None
-        program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
+        files = EarlierFiles(message["since"])
+        program = ProgramRunner(self._channel, self._interrupts, message["command"], files, source)
         program.run(message["environment"], ProgramProbe() if message["is_traced"] else None)
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:

@@ -95,7 +95,8 @@ UNTOLD = {
         r"wrong  After a resume .*, the losses differ by \d.* Save all that training changes"
     ),
     "saved late": (
-        r"wrong  After a resume .*, the number of losses is \d instead of \d Save all .* before the loss"
+        r"wrong  After a resume .*, the number of losses is \d instead of \d Save all .* before "
+        "the loss"
     ),
     "not restored": "wrong  The evaluation saves checkpoints, but restarts .* At the start, load",
     "saved model": (

@@ -67,6 +67,46 @@ def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
         assert point in join_points(job.stdout)
 
 
+CONTAMINATED = """
+import json, os, sys
+start, loss = 0, 8.0 + float(sys.argv[-1])
+if os.path.exists('state.json'):
+    start, loss = json.load(open('state.json'))
+log = open('log.txt', 'a+')
+if os.path.exists('data.json'):
+    json.load(open('data.json'))
+else:
+    json.dump(1, open('data.json', 'w'))
+for epoch in range(start if 'continues' in sys.argv else 0, 3):
+    loss /= 2
+    if os.environ['RANK'] == '0':
+        json.dump([epoch + 1, loss], open('state.json', 'w'))
+        print(f'epoch {epoch} loss {loss}', flush=True)
+"""
+
+
+def test_files_of_an_earlier_evaluation_are_noticed(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CONTAMINATED)
+    read = "has read state.json, which an earlier evaluation has probably written"
+    resumes = f"{read}. If it resumes from there, its losses do not belong to its hyperparameters: "
+    told = {
+        ("check", "restarts"): f"look   It {resumes}",
+        ("search", "restarts"): f"warning: trial 1: it {resumes}",
+        ("check", "continues"): f"; it {read}",
+        ("search", "continues"): f"; it {read}",
+    }
+    for (command, way), text in told.items():
+        (tmp_path / "state.json").unlink(missing_ok=True)
+        (tmp_path / "data.json").unlink(missing_ok=True)
+        options = ["--run-dir", way, "--evaluations", 2] if command == "search" else []
+        options += ["--space", "x=Float(0.0, 1.0)", "--loss", r"loss (\S+)"]
+        job = mpi.run(1, *HPO, command, *options, "--", "train.py", way, cwd=tmp_path)
+        printed = join_points(job.stdout) + job.stderr
+        assert text in printed, printed
+        assert "data.json, which" not in printed
+        assert "log.txt, which" not in printed
+
+
 def test_check_shows_what_a_search_would_warn_about(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "for part in range(3):\n    print(f'Test: [{part}/3] loss {part}')\n"

@@ -151,5 +151,6 @@ def test_check_of_a_script_without_mpirun_reads_its_lines(tmp_path: Path) -> Non
     ended = run_hpo("check", *options, "--", SCRIPTS / "scoring.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 report by --loss 'Acc@1 (\\S+)' in the first evaluation" in ended.stdout
-    assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in join_points(ended.stdout)
+    printed = join_points(ended.stdout)
+    assert "--loss has matched 'Acc@1 97.750', and the lowest is the best." in printed
     assert ended.stderr == ""
