@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.objectives import Objectives
 from hpo.results.confirmation import (
     ConfirmedIndividual,
     SeedNoise,
@@ -25,7 +25,7 @@ from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
 from hpo.store.evaluations import Evaluation, find_best, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import FrontArchive, find_front, select_top
-from hpo.store.pruning import HALVING_SCHEDULES, compute_rungs
+from hpo.store.pruning import HALVING_SCHEDULES, compute_rungs, is_search_over
 from hpo.store.run_dir import write_json
 
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class Summary:
         """The number of evaluations that were interrupted or enqueued, and will start next."""
         return sum(evaluation.state == "waiting" for evaluation in self.evaluations)
 
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether the search has ended, so that no paused evaluation is promoted any more."""
+        return _is_over(self.evaluations, self.run)
+
     @property
     def imported(self) -> int:
         """The number of evaluations from a warm start."""
@@ -179,7 +184,7 @@ class Summary:
     @cached_property
     def rungs(self) -> list[RungSummary]:
         """The rungs of a pruner that pauses evaluations; empty for others."""
-        return summarize_rungs(self.evaluations, self.run.pruner, self.run.objectives)
+        return summarize_rungs(self.evaluations, self.run)
 
     @cached_property
     def lineage(self) -> list[Evaluation]:
@@ -364,17 +369,25 @@ def _iterate_by_end(evaluations: Sequence[Evaluation]) -> Iterator[Evaluation]:
         yield evaluation
 
 
-def summarize_rungs(
-    evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
-) -> list[RungSummary]:
-    """Return the rungs of a pruner that pauses evaluations; empty for others."""
-    halving = HALVING_SCHEDULES.get(pruner)
+def _is_over(evaluations: Sequence[Evaluation], run: Manifest) -> bool:
+    if any(evaluation.state in ("waiting", "running") for evaluation in evaluations):
+        return False
+    return is_search_over(evaluations, run.budget, run.pruner, run.objectives)
+
+
+def summarize_rungs(evaluations: Sequence[Evaluation], run: Manifest) -> list[RungSummary]:
+    """Return the rungs of a pruner that pauses evaluations; empty for others.
+
+    After the end of the search, no evaluation is promoted next.
+    """
+    halving = HALVING_SCHEDULES.get(run.pruner)
     if halving is None:
         return []
+    is_over = _is_over(evaluations, run)
     found = []
-    for rung in compute_rungs(halving, evaluations, objectives):
+    for rung in compute_rungs(halving, evaluations, run.objectives):
         promotion = None
-        if rung.next_paused is not None:
+        if rung.next_paused is not None and not is_over:
             position, evaluation = rung.next_paused
             loss = _drop_infinite(evaluation.loss)
             promotion = NextPromotion(evaluation.trial, loss, halving.count_needed(position))

@@ -205,8 +205,9 @@ def make_rung_columns(rungs: Sequence[RungSummary]) -> Columns:
         ("continued", [str(rung.continued) for rung in rungs]),
         ("paused", [str(rung.paused) for rung in rungs]),
         ("best", ["" if rung.best is None else format_number(rung.best) for rung in rungs]),
-        ("next promotion", [_format_next_promotion(rung) for rung in rungs]),
     ]
+    if any(rung.next is not None for rung in rungs):
+        columns.append(("next promotion", [_format_next_promotion(rung) for rung in rungs]))
     if len({rung.bracket for rung in rungs}) > 1:
         columns.insert(0, ("bracket", [str(rung.bracket) for rung in rungs]))
     return columns

@@ -90,7 +90,10 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
 
 def _format_counts(summary: Summary) -> str:
     counts = summary.counts
-    states = [f"{counts[state]} {state}" for state in COUNTED_STATES if counts[state]]
+    words = {"paused": "not promoted"} if summary.is_over else {}
+    states = [
+        f"{counts[state]} {words.get(state, state)}" for state in COUNTED_STATES if counts[state]
+    ]
     if summary.waiting:
         states.append(f"{summary.waiting} waiting to be evaluated")
     if summary.unconfirmed:

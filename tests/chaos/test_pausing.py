@@ -118,7 +118,9 @@ def test_best_of_each_rung_resume_from_pause(
     assert counts["complete"] + counts["paused"] == len(XS)
     assert [rung["epochs"] for rung in summary["rungs"]] == [1, 3]
     assert summary["rungs"][0]["reached"] == len(XS)
-    assert f"{counts['complete']} complete, {counts['paused']} paused, of 12" in job.stdout
+    assert f"{counts['complete']} complete, {counts['paused']} not promoted, of 12" in job.stdout
+    assert "next promotion" not in job.stdout
+    assert [rung["next"] for rung in summary["rungs"]] == [None, None]
     assert 0 < summary["worker_busy_fraction"] <= 1
     best = read_weights(folder / "run" / "best.safetensors")
     assert best is not None

@@ -39,6 +39,7 @@ from tests.support.writer_stubs import make_client, make_writer
 
 ASHA = HALVING_SCHEDULES["asha"]
 TWO = Objectives(("loss", "parameters"))
+LOSS_AND_PARAMETERS = {"names": ["loss", "parameters"], "maximized": []}  # in run.json
 
 
 def make_evaluation(trial: int, state: str, *losses: float, **fields: Any) -> Evaluation:
@@ -306,7 +307,7 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
         "these have the lowest losses"
     )
     assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
-    (first,) = summarize_rungs(evaluations, "asha", TWO)
+    (first,) = summarize_rungs(evaluations, make_manifest(pruner="asha", objectives=LOSS_AND_PARAMETERS))
     assert (first.best, first.next) == (0.1, NextPromotion(2, 0.1, 1))
     fast = Objectives(("loss", "speed"), ("speed",))
     assert [e.trial for e in find_promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
@@ -440,7 +441,7 @@ def test_summary_lists_next_promotions() -> None:
         make_evaluation(0, "complete", *[0.5] * 9),
         *(make_evaluation(trial, "paused", 0.5 + trial) for trial in (1, 2)),
     ]
-    (first, second) = summarize_rungs(evaluations, "asha")
+    (first, second) = summarize_rungs(evaluations, make_manifest(pruner="asha"))
     assert first == RungSummary(
         bracket=0,
         epochs=1,
@@ -451,7 +452,9 @@ def test_summary_lists_next_promotions() -> None:
         next=NextPromotion(trial=1, loss=1.5, count_needed=6),
     )
     assert (second.epochs, second.next) == (3, None)
-    assert summarize_rungs(evaluations, "median") == []
+    assert summarize_rungs(evaluations, make_manifest(pruner="median")) == []
+    over = summarize_rungs(evaluations, make_manifest(pruner="asha", budget=3))
+    assert [rung.next for rung in over] == [None, None]
 
 
 class HalvingRun:
@@ -619,7 +622,7 @@ def test_attributes_of_other_programs_are_not_pause_or_parent(tmp_path: Path) ->
     evaluations = run.record.read_evaluations()
     assert [e.inherits for e in evaluations] == [None, None, None]
     assert [e.retry_of for e in evaluations] == [None, None, 1]
-    assert summarize_rungs(evaluations, "asha") == []
+    assert summarize_rungs(evaluations, make_manifest(pruner="asha")) == []
     assert run.claims.claim(None, island=0, worker=0, generation=0) is None
     assert Summary(evaluations, make_manifest(budget=9, pruner="asha"), 3).lineage == []
 

@@ -324,6 +324,7 @@ def test_run_status_shows_rungs() -> None:
         evaluations[:1] + evaluations[3:], manifest_values={"pruner": "asha", "budget": 3}
     )
     assert compute_run_status(spent).phase == "ending"
+    assert "next promotion" not in make_rung_rows(compute_run_status(spent)).headings
     better = [make_evaluation(0, "failed"), *evaluations[3:]]
     assert (
         compute_run_status(

@@ -146,7 +146,7 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         islands=_summarize_islands(evaluations, snapshot.manifest.layout.islands),
         running=running,
         idle_workers=sorted(seen - {evaluation.worker for evaluation in running}),
-        rungs=summarize_rungs(evaluations, snapshot.manifest.pruner, objectives),
+        rungs=summarize_rungs(evaluations, snapshot.manifest),
         improvements=[
             (0.0 if e.imported_from else time.compute_seconds(e.ended), e.loss)
             for e in list_best_so_far(evaluations)
