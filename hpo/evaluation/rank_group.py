@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -80,6 +81,16 @@ class RankGroup:
         if self._listener is not None:
             self._listener.close()
         self._close_rendezvous()
+
+    def describe_places(self) -> dict[str, Any]:
+        """Return attributes for a trial: the number of ranks by host, and the GPUs, if any."""
+        gpus: dict[str, list[str]] = {}
+        for place in self._places:
+            gpus.setdefault(place.host_name, []).extend(place.gpus.own_ids)
+        attributes: dict[str, Any] = {"hosts": Counter(place.host_name for place in self._places)}
+        if any(gpus.values()):
+            attributes["gpus"] = {host: list(dict.fromkeys(ids)) for host, ids in gpus.items()}
+        return attributes
 
     def fork_ahead(self) -> None:
         """Fork this rank's trainer now, so that the first evaluation need not wait for it."""

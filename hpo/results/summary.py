@@ -20,6 +20,7 @@ from hpo.results.confirmation import (
     compute_margin,
     estimate_seed_noise,
 )
+from hpo.results.cost import Cost, compute_cost
 from hpo.results.failures import FailureGroup, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
 from hpo.store.evaluations import Evaluation, find_best, sort_by_end
@@ -182,6 +183,11 @@ class Summary:
         return results
 
     @cached_property
+    def cost(self) -> Cost:
+        """The hours of ranks and GPUs in evaluations of all sessions."""
+        return compute_cost(self.evaluations, self.confirmations)
+
+    @cached_property
     def rungs(self) -> list[RungSummary]:
         """The rungs of a pruner that pauses evaluations; empty for others."""
         return summarize_rungs(self.evaluations, self.run)
@@ -309,6 +315,7 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
         "as_good_within": summary.as_good_within,
         "seed_noise": asdict(summary.seed_noise) if summary.seed_noise else None,
         "unconfirmed": summary.unconfirmed,
+        **asdict(summary.cost),
         "stopped": summary.session.stopped,
         "remedy": summary.session.remedy,
         "exhausted": summary.session.exhausted,

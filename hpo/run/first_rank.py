@@ -264,7 +264,7 @@ class FirstRank:
         )
         print_tables(summary, session.run_dir.path, shows_expected_loss=True)
         if busy is not None:
-            print_times(seconds, busy)
+            print_times(seconds, busy, summary.cost)
         write_summary(session.run_dir.summary_json, summary)
         return summary
 

@@ -75,6 +75,7 @@ def _make_study_client(rank: SearchRank, client: RpcClient) -> StudyClient:
         client.notify,
         rank.manifest.objectives,
         lambda: watch.active_stop is not None,
+        rank.group.describe_places(),
     )
 
 

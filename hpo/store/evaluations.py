@@ -62,6 +62,10 @@ class Evaluation:
         inherits: Trial from whose checkpoint the evaluation started (population based training);
             None without one.
         other_values: Values of all objectives except the loss; empty if there are none.
+        hosts: Number of ranks that have evaluated it, by the name of the host; empty before it
+            starts.
+        gpus: Identifiers of the GPUs on which they computed, by the name of the host; empty without
+            GPUs.
         at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is
             the only objective.
     """
@@ -95,6 +99,8 @@ class Evaluation:
     cut_after: int = 0
     inherits: int | None = None
     other_values: tuple[float, ...] = ()
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
@@ -105,6 +111,16 @@ class Evaluation:
         if not isinstance(other, Evaluation):
             return NotImplemented
         return tuple(vars(self).values()) == tuple(vars(other).values())
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that have evaluated it; 0 if it is not known."""
+        return sum(self.hosts.values())
+
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs on which its ranks have computed."""
+        return sum(map(len, self.gpus.values()))
 
     @property
     def values(self) -> tuple[float, ...]:

@@ -41,6 +41,7 @@ class StudyClient:
     Args:
         send_call: Calls a method of the writer by its name, and returns the result.
         send_notification: Calls a method of the writer by its name, without waiting for it.
+        places: Attributes of each claimed trial that tell where the worker runs.
 
     Attributes:
         call: The writer: a call of a method waits for its result.
@@ -56,11 +57,13 @@ class StudyClient:
         send_notification: Callable[..., Any],
         objectives: Objectives = ONLY_LOSS,
         is_stopping: Callable[[], bool] = lambda: False,
+        places: Mapping[str, Any] | None = None,
     ) -> None:
         self.call = cast("StudyWriter", _RemoteMethods(send_call))
         self.notify = cast("StudyWriter", _RemoteMethods(send_notification))
         self.objectives = objectives
         self.is_stopping = is_stopping
+        self._places = dict(places or {})
         self._change_count = 0
         self.listeners: list[Callable[[Evaluation], None]] = []
 
@@ -79,7 +82,7 @@ class StudyClient:
     def claim(self, params: Mapping[str, Any] | None, **attributes: Any) -> Assignment | None:
         """Start the next evaluation of this worker, see `Claims.claim`; wait if it must wait."""
         while not self.is_stopping():
-            claimed = self.call.claim(params, **attributes)
+            claimed = self.call.claim(params, **attributes, **self._places)
             if claimed != "wait":
                 return claimed
             time.sleep(_SECONDS_BETWEEN_CLAIMS)

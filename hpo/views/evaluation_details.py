@@ -193,6 +193,8 @@ def list_fields(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "worker": evaluation.worker if has_started else None,
         "generation": evaluation.generation if is_bred else None,
         "propagator": evaluation.propagator or None,
+        "hosts": dict(evaluation.hosts),
+        "gpus": {host: list(ids) for host, ids in evaluation.gpus.items()},
         "immigrants": dict(evaluation.immigrants),
         "seed": evaluation.seed,
         "imported_from": evaluation.imported_from or None,
@@ -345,6 +347,13 @@ def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
     yield "losses", _summarize_losses(evaluation.curve)
 
 
+def _list_places(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
+    for host, ranks in evaluation.hosts.items():
+        gpus = evaluation.gpus.get(host, ())
+        shown = f", GPU {', '.join(gpus)}" if gpus else ""
+        yield "ran on", f"{host}: {format_count(ranks, 'rank')}{shown}"
+
+
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
     evaluation = details.evaluation
     location = f"island {evaluation.island}, worker {evaluation.worker}"
@@ -356,6 +365,7 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
     elif evaluation.state != "waiting":
         propagator = evaluation.propagator or "unknown"
         yield "bred", f"{location}, generation {evaluation.generation}, propagator {propagator}"
+    yield from _list_places(evaluation)
     if evaluation.immigrants:
         counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
         yield "immigrants", f"{', '.join(counts)} were on its island when it began"

@@ -38,6 +38,9 @@ _LAST_COLUMNS = {
     "ended": "time",
     "seconds": "number",
     "epochs": "whole",
+    "ranks": "whole",
+    "hosts": "text",
+    "gpus": "whole",
     "failure": "text",
     "imported_from": "text",
     "confirms": "whole",
@@ -101,6 +104,9 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         **list_fields(study, evaluation),
         **{PARAM_PREFIX + name: value for name, value in evaluation.params.items()},
         **{METRIC_PREFIX + name: value for name, value in evaluation.metrics.items()},
+        "ranks": evaluation.ranks or None,
+        "hosts": ", ".join(evaluation.hosts) or None,
+        "gpus": evaluation.gpu_count if evaluation.hosts else None,
         "curve": [make_plain_value(loss) for loss in losses],
     }
     return {escape_unencodable(column): make_plain_value(value) for column, value in row.items()}

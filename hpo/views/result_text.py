@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual
+from hpo.results.cost import Cost
 from hpo.results.display_names import name_metrics, name_params
 from hpo.results.hypervolume import Hypervolume
 from hpo.results.reader import RunReader
@@ -31,6 +32,7 @@ from hpo.views.tables import Columns
 if TYPE_CHECKING:
     from hpo.results.models import PriorAgreement
 
+_LEAST_HOURS = 0.1  # fewer are not shown
 _TOLERANCE = 0.02  # fraction of a loss; smaller differences are not mentioned
 _METHOD = "95% confidence, Hsu's multiple comparisons with the best"
 RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
@@ -211,6 +213,16 @@ def make_rung_columns(rungs: Sequence[RungSummary]) -> Columns:
     if len({rung.bracket for rung in rungs}) > 1:
         columns.insert(0, ("bracket", [str(rung.bracket) for rung in rungs]))
     return columns
+
+
+def format_cost(cost: Cost) -> str:
+    """Return the hours of GPUs, or of ranks without GPUs, as text; "" for less than 0.1 h."""
+    name, hours = ("GPU", cost.gpu_hours) if cost.gpu_hours else ("rank", cost.rank_hours)
+    total = sum(hours.values())
+    if total < _LEAST_HOURS:
+        return ""
+    parts = [f"{value:.1f} {outcome}" for outcome, value in hours.items()]
+    return f"{total:.1f} {name} hours in all sessions: {', '.join(parts)}"
 
 
 def _format_next_promotion(rung: RungSummary) -> str:

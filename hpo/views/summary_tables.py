@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.results.advice import Advice
+from hpo.results.cost import Cost
 from hpo.results.display_names import collect_names, name_params
 from hpo.results.failures import FailureGroup, format_reason
 from hpo.results.summary import COUNTED_STATES, Summary
@@ -34,6 +35,7 @@ from hpo.views.result_text import (
     describe_confirmed,
     describe_front,
     describe_hypervolume,
+    format_cost,
     format_expected_loss,
     format_trial,
     make_improved_heading,
@@ -102,11 +104,13 @@ def _format_counts(summary: Summary) -> str:
     return f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}"
 
 
-def print_times(wall_seconds: float, worker_busy_fraction: float) -> None:
-    """Print the wall time, and the fraction of it in which workers were busy."""
+def print_times(wall_seconds: float, worker_busy_fraction: float, cost: Cost) -> None:
+    """Print the wall time, the fraction of it in which workers were busy, and the cost of a run."""
     # The wall time is negative if the clock was set back.
     took = f"{format_duration(wall_seconds)}, " if wall_seconds >= 0 else ""
     print(f"{took}workers busy {worker_busy_fraction:.1%} of the time")
+    if text := format_cost(cost):
+        print(text)
 
 
 def print_advice(advice: Sequence[Advice]) -> None:

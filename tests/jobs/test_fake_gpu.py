@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -173,6 +174,11 @@ def test_code_of_users_fails_or_replaces_only_what_it_must(host: GpuHost) -> Non
         ] == expected
     trials = load_trials(host.folder / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 9 + ["FAIL"] + ["COMPLETE"] * 3
+    name = socket.gethostname()
+    ids = [f"{0:08}-0000-0000-0000-{number:012}" for number in range(1, 5)]
+    places = {name: 2}, {name: ids}  # Each rank has two of the four GPUs.
+    for trial in trials:
+        assert (trial.user_attrs["hosts"], trial.user_attrs["gpus"]) == places
     assert "CUDA error: unspecified launch failure" in trials[9].user_attrs["failure"]
     assert "must yield" not in trials[9].user_attrs["failure"]
     assert "trial 5: it leaves GPU memory behind" in host.output

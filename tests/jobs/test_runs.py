@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -356,6 +357,13 @@ def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> No
         (t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after
     ]
     assert len(set(workers)) == len(workers), "Generations must continue to count."
+
+    name = socket.gethostname()
+    last_before = in_flight[-1].number
+    for trial in trials:
+        # Workers had two ranks before, and have one now.
+        assert trial.user_attrs["hosts"] == {name: 2 if trial.number <= last_before else 1}
+        assert "gpus" not in trial.user_attrs
 
     assert [line["done"] for line in parse_lines(job_again.stdout)] == [
         str(n) for n in range(len(before) + 1, 21)

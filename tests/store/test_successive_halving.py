@@ -307,7 +307,9 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
         "these have the lowest losses"
     )
     assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
-    (first,) = summarize_rungs(evaluations, make_manifest(pruner="asha", objectives=LOSS_AND_PARAMETERS))
+    (first,) = summarize_rungs(
+        evaluations, make_manifest(pruner="asha", objectives=LOSS_AND_PARAMETERS)
+    )
     assert (first.best, first.next) == (0.1, NextPromotion(2, 0.1, 1))
     fast = Objectives(("loss", "speed"), ("speed",))
     assert [e.trial for e in find_promotable(ASHA, evaluations, fast)] == [2, 8, 3], (

@@ -98,6 +98,7 @@ def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.make_distributions()
     attributes = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
+    attributes |= {"hosts": {"node": 2}, "gpus": {"node": ["0", "1"]}}
     assignment = claim_evaluation(record, params, distributions, 99, **attributes)
     for epoch in (1, 2, 3):
         record.report(assignment, epoch, depth + 1 / epoch)

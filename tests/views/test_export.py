@@ -87,6 +87,9 @@ COLUMNS = [
         "ended",
         "seconds",
         "epochs",
+        "ranks",
+        "hosts",
+        "gpus",
         "failure",
         "imported_from",
     ),
@@ -125,6 +128,9 @@ def test_export_formats_have_same_rows_and_columns(tmp_path: Path, export: Expor
             assert row[column] == (
                 at and at.astimezone(timezone.utc).isoformat(timespec="microseconds")
             )
+        places = (2, "node", 2) if "hosts" in trial.user_attrs else (None, None, None)
+        assert (row["ranks"], row["hosts"], row["gpus"]) == places
+    assert sum(row["ranks"] is None for row in rows) < len(rows)
     assert [row["imported_from"] for row in rows[:3]] == [
         *(f"trial {n} of {tmp_path}/before" for n in (0, 1)),
         None,

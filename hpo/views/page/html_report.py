@@ -17,6 +17,7 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
+from hpo.results.cost import Cost
 from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
@@ -44,6 +45,7 @@ from hpo.views.result_text import (
     describe_confirmed,
     describe_front,
     describe_hypervolume,
+    format_cost,
     format_expected_loss,
     format_trial,
     make_improved_heading,
@@ -119,7 +121,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     names = [f"trial {each.trial}" for each in summary.confirmed]
     template = _make_environment().get_template("page.html")
     return template.render(
-        about=_describe_run(run.manifest),
+        about=_describe_run(run.manifest, summary.cost),
         name=run.run_dir.study_name,
         made=now,
         may_be_running=may_be_running,
@@ -159,7 +161,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     )
 
 
-def _describe_run(run: Manifest) -> list[tuple[str, str]]:
+def _describe_run(run: Manifest, cost: Cost) -> list[tuple[str, str]]:
     return [
         ("command", run.command),
         ("search space", run.search_space),
@@ -167,6 +169,7 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
         ("layout", str(run.layout)),
         ("hosts", ", ".join(run.hosts)),
         ("budget", f"{run.budget} evaluations"),
+        ("cost", format_cost(cost) or "less than 0.1 hours"),
         ("seed", str(run.seed)),
         ("propagators", ", ".join(run.propagators)),
         ("pruner", run.pruner),
