@@ -37,7 +37,7 @@ def compute_cost(
     ranks = defaultdict[str, float](float)
     gpus = defaultdict[str, float](float)
     for study, group in ((evaluations, ""), (confirmations, CONFIRMATIONS)):
-        seconds = {e.trial: e.seconds for e in study}
+        seconds: dict[int | None, float] = {e.trial: e.seconds for e in study}
         for evaluation in study:
             outcome = group or _GROUPS.get(evaluation.state, "")
             if not outcome or evaluation.imported_from:
@@ -48,11 +48,14 @@ def compute_cost(
     return Cost(_drop_zeros(ranks), _drop_zeros(gpus))
 
 
-def _compute_own_seconds(evaluation: Evaluation, seconds: Mapping[int, float]) -> float:
-    """Return the seconds of a trial that no earlier trial of its individual has recorded."""
+def _compute_own_seconds(evaluation: Evaluation, seconds: Mapping[int | None, float]) -> float:
+    """Return the seconds of a trial that no earlier trial of its individual has recorded.
+
+    `seconds` has those of all trials, by number; NaN if they are not known.
+    """
     if math.isnan(evaluation.seconds):
         return 0.0
-    before = math.nan if evaluation.retry_of is None else seconds[evaluation.retry_of]
+    before = seconds.get(evaluation.retry_of, math.nan)
     recorded = 0.0 if math.isnan(before) else evaluation.seconds_before
     return max(0.0, evaluation.seconds - recorded)
 

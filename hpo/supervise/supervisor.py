@@ -128,7 +128,8 @@ class Supervisor:
             status = status or ExitStatus.CRASHED
             if failed_starts > self._max_restarts:
                 self._print_message(
-                    f"{crash}; gave up after {self._max_restarts} restarts without progress"
+                    f"{crash}; gave up after {format_count(self._max_restarts, 'restart')} "
+                    "without progress"
                 )
                 return status
             before = plan

@@ -367,8 +367,8 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         yield "bred", f"{location}, generation {evaluation.generation}, propagator {propagator}"
     yield from _list_places(evaluation)
     if evaluation.immigrants:
-        counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
-        yield "immigrants", f"{', '.join(counts)} were on its island when it began"
+        counts = [f"{count} from island {name}" for name, count in evaluation.immigrants.items()]
+        yield "immigrants", f"{', '.join(counts)} had come to its island when it began"
     if evaluation.inherits is not None:
         yield "inherits", f"the checkpoint at the end of trial {evaluation.inherits}"
     if evaluation.retry_of is not None:

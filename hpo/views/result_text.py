@@ -54,7 +54,7 @@ def describe_hypervolume(hypervolume: Hypervolume | None, objectives: Objectives
     ideal = _format_point(hypervolume.ideal, objectives)
     reference = _format_point(hypervolume.reference, objectives)
     box = f"the box between {ideal} and {reference}"
-    return f"Hypervolume: they dominate {hypervolume.share:.1%} of {box}."
+    return f"Hypervolume: the front dominates {hypervolume.share:.1%} of {box}."
 
 
 def _format_point(values: Iterable[float], objectives: Objectives) -> str:
@@ -114,18 +114,19 @@ def make_improved_heading(objectives: Objectives) -> str:
     return "joined the front" if objectives.is_multi_objective else "improved the best"
 
 
-def describe_confirmed(summary: Summary, names: Sequence[str]) -> list[str]:
-    """Return sentences that compare the confirmed individuals, which have these names.
+def describe_confirmed(summary: Summary) -> list[str]:
+    """Return sentences that compare the confirmed individuals.
 
     They say which individuals may be the best, which are as good as the best, and how much the loss
     depends on the seed.
     """
     noise = summary.seed_noise
+    names = [f"trial {entry.trial}" for entry in summary.confirmed]
     sentences = describe_comparison(summary.confirmed, summary.as_good_within, names)
     if noise:
         sentences.append(
-            f"Seeds make {noise.share:.0%} of the variance of these losses: those of one "
-            f"individual have a standard deviation of {format_number(noise.deviation)}."
+            f"The seed accounts for {noise.share:.0%} of the variance of these losses: those of "
+            f"one individual have a standard deviation of {format_number(noise.deviation)}."
         )
     return sentences
 
@@ -151,12 +152,14 @@ def describe_comparison(
         rest = "" if len(candidates) == len(entries) else ", and no other one"
         subject = _capitalize(format_list(candidates, len(candidates)))
         sentences = [f"{subject} may be the best{rest} ({_METHOD})."]
-    within = f"as good as the best within {format_number(margin)}, one standard deviation by seeds"
+    deviation = f"{format_number(margin)}, one standard deviation between seeds"
+    within = f"as good as the best within {deviation}"
     if len(good) > 1:
         sentences.append(f"{_capitalize(format_list(good, len(good)))} are {within}.")
     elif not good:
         excess = entries[0].worse_by_at_most
-        known = "" if excess is None else f": {names[0]} is at most {format_number(excess)} worse"
+        limit = "" if excess is None else format_number(excess)
+        known = f": {names[0]} may be worse by up to {limit}" if limit else ""
         sentences.append(f"None is certain to be {within}{known}.")
     elif len(candidates) > 1:
         sentences.append(f"Only {good[0]} is certain to be {within}.")
@@ -177,14 +180,14 @@ def format_expected_loss(summary: Summary) -> str:
         return ""
     loss = summary.best.loss
     text = (
-        f"A model of {expected.evaluations} losses expects {format_number(expected.loss)} "
-        f"of trial {expected.trial}"
+        f"A model of {expected.evaluations} losses predicts {format_number(expected.loss)} for "
+        f"trial {expected.trial}"
     )
     if expected.loss - loss > _TOLERANCE * abs(loss):
-        text += f", and not {format_number(loss)}, which may be partly luck"
+        text += f": its own loss, {format_number(loss)}, may be partly luck"
     if expected.loss - expected.lowest_loss > _TOLERANCE * abs(expected.lowest_loss):
         lowest = format_number(expected.lowest_loss)
-        text += f"; it expects the lowest loss of trial {expected.lowest_trial}, {lowest}"
+        text += f". Its lowest prediction is {lowest}, for trial {expected.lowest_trial}"
     return f"{text}."
 
 

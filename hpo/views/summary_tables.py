@@ -63,21 +63,20 @@ _GAP = 3  # characters between columns
 
 
 def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = False) -> None:
-    """Print the best individuals of each island and of the run, and the counts of evaluations."""
-    for island, best in summary.islands.items():
-        if best:
-            print(_format_entries(f"Island {island}", best, summary, run_dir))
+    """Print the best individuals of the run, details, and the counts of evaluations."""
     print(_format_best(summary, run_dir, shows_expected_loss))
     if summary.confirmed:
         print(_format_confirmed(summary, run_dir))
         if not summary.unconfirmed:
-            positions = [str(position) for position in range(1, 1 + len(summary.confirmed))]
             lines = (
-                textwrap.fill(sentence, _LINE_WIDTH)
-                for sentence in describe_confirmed(summary, positions)
+                textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary)
             )
             print(*lines, "", sep="\n")
-    if summary.best:
+    islands = summary.islands if len(summary.islands) > 1 else {}
+    for island, best in islands.items():
+        if best:
+            print(_format_entries(f"Island {island}", best, summary, run_dir))
+    if len(summary.propagators) > 1:
         print(_format_propagators(summary))
     if summary.priors:
         print(format_table("Priors", make_table(make_prior_columns(summary.priors))))
@@ -107,8 +106,9 @@ def _format_counts(summary: Summary) -> str:
 def print_times(wall_seconds: float, worker_busy_fraction: float, cost: Cost) -> None:
     """Print the wall time, the fraction of it in which workers were busy, and the cost of a run."""
     # The wall time is negative if the clock was set back.
-    took = f"{format_duration(wall_seconds)}, " if wall_seconds >= 0 else ""
-    print(f"{took}workers busy {worker_busy_fraction:.1%} of the time")
+    took = f"{format_duration(wall_seconds)}; " if wall_seconds >= 0 else ""
+    busy = f"{worker_busy_fraction:.1%} of the time from the first evaluation to the last"
+    print(f"{took}workers busy {busy}")
     if text := format_cost(cost):
         print(text)
 
@@ -130,7 +130,8 @@ def _format_best(summary: Summary, run_dir: Path, shows_expected_loss: bool) -> 
     if summary.front:
         return _format_front(summary, run_dir)
     if summary.top:
-        text = _format_entries("All islands", summary.top, summary, run_dir)
+        title = "All islands" if len(summary.islands) > 1 else "The best"
+        text = _format_entries(title, summary.top, summary, run_dir)
         if not shows_expected_loss or summary.confirmed:
             return text
         expected = textwrap.wrap(format_expected_loss(summary), _LINE_WIDTH)

@@ -82,7 +82,8 @@ def test_working_time_skips_negative_durations(
     print_times(wall_seconds=90.0, worker_busy_fraction=0.5, cost=Cost({}, {}))
     assert (
         capsys.readouterr().out
-        == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
+        == "workers busy 50.0% of the time from the first evaluation to the last\n"
+        "1 min 30 s; workers busy 50.0% of the time from the first evaluation to the last\n"
     )
     assert [format_duration(seconds) for seconds in (BACK, math.nan, 0.0)] == [
         "an unknown time",

@@ -118,7 +118,7 @@ def test_describe_confirmed_names_best_and_equally_good() -> None:
         "Trial 0 and trial 1 may be the best, and no other one (95% confidence"
     )
     assert wide[1].startswith("None is certain to be as good as the best within 0.0")
-    assert "trial 0 is at most 0.0" in wide[1]
+    assert "trial 0 may be worse by up to 0.0" in wide[1]
     equal = [0.1, 0.12, 0.14] * 10
     assert describe([equal, equal])[1].startswith(
         "Trial 0 and trial 1 are as good as the best within 0.01"

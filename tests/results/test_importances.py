@@ -282,4 +282,4 @@ def test_tables_of_hpo_top_fit_no_model(
         assert not fits
         print_tables(Summary(evaluations, run, 3), Path("run"), shows_expected_loss=True)
     assert len(fits) > 1
-    assert capsys.readouterr().out.count("A model of 40 losses expects") == 1
+    assert capsys.readouterr().out.count("A model of 40 losses predicts") == 1

@@ -48,7 +48,7 @@ def test_tables_show_the_most_different_hyperparameters(
     print_tables(run.make_summary(4), Path("runs/wide"))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    first, second = out.split("All islands\n")[1:]
+    first, second = out.split("The best\n")[1:]
     rows = {line.split()[0]: line.split()[1:] for line in first.rstrip().splitlines()[2:]}
     evaluations = run.read_evaluations()
     assert [name for name in rows if name.startswith("parameter")] == DIFFERENT

@@ -59,7 +59,7 @@ def test_tables_have_column_for_each_name(
     run: RunReader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_tables(run.make_summary(1), Path("run"))
-    lines = capsys.readouterr().out.split("All islands\n")[1].splitlines()
+    lines = capsys.readouterr().out.split("The best\n")[1].splitlines()
     row = dict(zip(lines[0].split(), lines[2].split()[1:], strict=True))
     own = {
         "loss": "0.5",

@@ -64,7 +64,7 @@ def test_parameter_counts_are_exact_in_all_views(
         "columns keep the largest width so far"
     )
     print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
-    table = capsys.readouterr().out.split("All islands")[1].splitlines()
+    table = capsys.readouterr().out.split("The best")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")
     assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
@@ -96,5 +96,5 @@ def test_print_tables_distinguishes_close_losses(capsys: pytest.CaptureFixture[s
         make_complete(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])
     ]
     print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
-    table = capsys.readouterr().out.split("All islands")[1].splitlines()
+    table = capsys.readouterr().out.split("The best")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

@@ -118,7 +118,6 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     confirmed = next(iter(summary.confirmed), None)
     if best is None or summary.unconfirmed or (confirmed and confirmed.mean is None):
         confirmed = None
-    names = [f"trial {each.trial}" for each in summary.confirmed]
     template = _make_environment().get_template("page.html")
     return template.render(
         about=_describe_run(run.manifest, summary.cost),
@@ -137,7 +136,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         params_of_top=collect_names(evaluation.params for evaluation in summary.top),
         confirmed=confirmed,
         confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
-        comparison=describe_confirmed(summary, names),
+        comparison=describe_confirmed(summary),
         advice=advice,
         rungs=make_rung_columns(summary.rungs),
         runner_up=run_figures.find_runner_up(evaluations, best),
