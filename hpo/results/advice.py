@@ -180,7 +180,7 @@ def _advise_after_comparison(
     first = entries[0]
     given = f"With {format_count(seeds, 'other seed')} each"
     margin = format_number(compute_margin(entries) or 0.0)
-    deviation = f"{margin}, one standard deviation by seeds"
+    deviation = f"{margin}, one standard deviation between seeds"
     good = [entry.trial for entry in entries if entry.as_good]
     if len(good) > 1:
         return Advice(

@@ -176,6 +176,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
         keep_source(run_dir, problem.file, earlier, manifest.started),
         options=to_json(request.options),
         settings=manifest.settings,
+        layout=str(manifest.layout),
     )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, entry))
     session = dataclasses.replace(session, manifest=manifest)

@@ -10,15 +10,16 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpo.problem import SearchDescription
+from hpo.script_objective import Script
 from hpo.store.manifest import SEARCH_FILE_PATTERN, SessionEntry
 from hpo.store.run_dir import RunDir, write_atomically
-from hpo.text_format import cut_text, format_count, make_printable
+from hpo.text_format import cut_text, format_count, format_list, make_printable
 
 _MOST_DIFFERENCE_LINES = 10  # The user should notice a difference, not review it.
 _SECONDS_TO_ANSWER = 5.0  # enough for a large repository on a slow file system
@@ -47,7 +48,8 @@ def keep_source(
 ) -> SessionEntry:
     """Copy the search file that was imported; return the session's entry for run.json."""
     kept = _keep_copy(run_dir, search.source, earlier)
-    entry = SessionEntry(started, kept.name, search.sha256)
+    program = hash_program(search.script) if search.script is not None else {}
+    entry = SessionEntry(started, kept.name, search.sha256, program=program)
     if commit := find_commit(search.location):
         entry = replace(entry, commit=commit.id, dirty=commit.dirty)
     return entry
@@ -60,18 +62,22 @@ def describe_source_changes(
     if not earlier:
         return []
     before = earlier[-1]
+    program = _describe_program_changes(before.program, now.program)
     if before.sha256 != now.sha256:
+        is_made = search.script is not None and str(search.path) == str(Path(search.script.name))
+        subject = "the search on the command line" if is_made else str(search.path)
         files = ", ".join(dict.fromkeys(session.file for session in earlier))
         difference, lines = _describe_difference(
             search, before.sha256, run_dir.path / before.file, now.file
         )
         return [
-            f"{search.path} has changed since the last session{difference}; earlier evaluations "
+            *program,
+            f"{subject} has changed since the last session{difference}; earlier evaluations "
             f"used {files} in {run_dir.path}: losses may not be comparable",
             *lines,
         ]
-    if before.commit is None or now.commit is None:
-        return []
+    if program or before.commit is None or now.commit is None:
+        return program
     commit_before = Commit(before.commit, bool(before.dirty))
     commit_now = Commit(now.commit, bool(now.dirty))
     if commit_before == commit_now:
@@ -79,6 +85,36 @@ def describe_source_changes(
     return [
         f"{search.path} has not changed, but its repository was at commit {commit_before} before, "
         f"and is at {commit_now} now: imported modules may differ"
+    ]
+
+
+def hash_program(script: Script) -> dict[str, str]:
+    """Return the checksums of a Python program and of the modules next to it, by file name.
+
+    The result is empty for a command that is not a Python file or module.
+    """
+    name = script.command[0]
+    if name == "-m":
+        name = f"{script.command[1].replace('.', '/')}.py"
+    folder = Path(name).parent
+    if not name.endswith(".py") or not folder.is_dir():
+        return {}
+    sources = {path.name: _read_bytes(path) for path in sorted(folder.glob("*.py"))}
+    return {
+        name: hashlib.sha256(source).hexdigest()
+        for name, source in sources.items()
+        if source is not None
+    }
+
+
+def _describe_program_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if not before or not changed:
+        return []
+    have = "has" if len(changed) == 1 else "have"
+    return [
+        f"{format_list(changed)} {have} changed since the last session: losses may not be "
+        "comparable"
     ]
 
 

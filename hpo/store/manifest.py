@@ -46,6 +46,10 @@ class SessionEntry:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values of the options in `hpo.options.RECORDED_OPTIONS`, as JSON."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: str = ""
+    """Ranks, workers and islands in words; empty if it is not known."""
+    program: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Checksums of the training program and of the modules next to it, by file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +189,8 @@ def _is_session(entry: object) -> bool:
         and is_mapping(options)
         and all(itertools.starmap(is_valid_json, options.items()))
         and is_mapping(entry.get("settings", {}))
+        and is_text(entry.get("layout", ""))
+        and is_mapping_of(is_text)(entry.get("program", {}))
         and (entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}"))
     )
 
@@ -199,6 +205,8 @@ def _parse_session(entry: Mapping[str, Any]) -> SessionEntry:
         bool(entry.get("dirty")) if commit else None,
         entry.get("options", {}),
         entry.get("settings", {}),
+        entry.get("layout", ""),
+        entry.get("program", {}),
     )
 
 

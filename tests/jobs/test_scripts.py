@@ -305,6 +305,27 @@ def test_stopped_program_resumes_or_starts_again(
     assert [path.parent for path in folder.parent.glob("*/kept")] == [kept]
 
 
+def test_edited_program_is_noticed_on_resume(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("import helper\nprint(f'loss {helper.loss}')\n")
+    options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss (\S+)", "--run-dir", "run"]
+    printed = []
+    for count, loss in enumerate((0.3, 100.5, 100.5), 1):
+        (tmp_path / "code" / "helper.py").write_text(f"loss = {loss}\n")
+        more = ["--evaluations", count, "--resume", "--", "code/train.py"]
+        job = mpi.run(1, *SEARCH, *options, *more, cwd=tmp_path)
+        assert job.returncode == 0, job.stderr
+        printed.append(job.stdout)
+    changed = "helper.py has changed since the last session: losses may not be comparable\n"
+    assert [changed in text for text in printed] == [False, True, False]
+    (tmp_path / "code" / "train.py").write_text("print('loss 1.5')\n")
+    (tmp_path / "code" / "helper.py").unlink()
+    more = ["--evaluations", 4, "--resume", "--metric", r"m=loss (\S+)", "--", "code/train.py"]
+    job = mpi.run(1, *SEARCH, *options, *more, cwd=tmp_path)
+    assert "helper.py and train.py have changed since the last session" in job.stdout
+    assert "the search on the command line has changed since the last session: 1 line" in job.stdout
+
+
 def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    "

@@ -479,7 +479,7 @@ def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
     )
     assert advice.evidence == (
         "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as "
-        "good within 0.01, one standard deviation by seeds."
+        "good within 0.01, one standard deviation between seeds."
     )
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [space_losses(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
@@ -493,7 +493,9 @@ def test_advice_names_the_cheapest_only_of_trials_within_bounds() -> None:
     advice = find_by_kind(make_confirmed(*groups), "confirm")
     assert advice is not None
     assert advice.text == "Take the cheapest of trials 0 and 1."
-    assert "as good as the best within 0.13, one standard deviation by seeds" in advice.evidence
+    assert (
+        "as good as the best within 0.13, one standard deviation between seeds" in advice.evidence
+    )
     assert advice.command == ""
 
 
