@@ -31,7 +31,7 @@ _LAUNCHERS = {
 }
 SCORE = "score"  # name of the metric that `maximize` reads
 _FILE_IN_FOLDER = re.compile(r"(?<!\{)\{folder\}/+[^/]")
-_EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
+EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed", "ranks")  # available to every program
 
 
 @dataclass(frozen=True, init=False)
@@ -42,7 +42,8 @@ class Script:
     appended as ``--name value``. If the command has the placeholder ``{name}``, the value replaces
     the placeholder and is not appended. Settings are never appended, and only replace placeholders.
     The placeholders ``{trial}``, ``{folder}`` and ``{seed}`` are replaced by the number, the folder
-    and the seed of the evaluation. Write ``{{name}}`` for literal braces.
+    and the seed of the evaluation, and ``{ranks}`` by the number of ranks of the worker. Write
+    ``{{name}}`` for literal braces.
 
     Args:
         *command: The parts of the command: a Python script, or ``-m`` and a module, or another
@@ -163,13 +164,13 @@ class Script:
         The hyperparameters are given by name, the settings as names.
         """
         names = list(hyperparameters)
-        for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
+        for name in {*names, *settings} & set(EVALUATION_PLACEHOLDERS):
             raise ValueError(
                 f"hyperparameters and settings must not be named {name!r}, "
                 f"since {{{name}}} is the {name} of the evaluation"
             )
         self._check_resume()
-        known = [*names, *settings, *_EVALUATION_PLACEHOLDERS]
+        known = [*names, *settings, *EVALUATION_PLACEHOLDERS]
         for part in self.command:
             _check_placeholders(part, known)
         for part in self.resume:

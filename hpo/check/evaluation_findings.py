@@ -88,6 +88,10 @@ _NETWORK_IN_OBJECTIVE = (
     "Create the network and its weights in the objective. Objects at module level keep their state "
     "between evaluations"
 )
+_RANKS = (
+    "If an option names the number of ranks, such as --devices 2, give it as --devices {ranks}, "
+    "and check again"
+)
 _SEED_OF_PROGRAM = (
     "Seed the program, for example by torch.manual_seed(args.seed), and pass --seed {seed}. If it "
     "is seeded, it may have read a file of the first evaluation"
@@ -141,7 +145,8 @@ def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
             whole, f"The evaluation fails on {format_count(whole.ranks, 'rank')}{others}"
         )
     elif alone is not None and alone.failure and not (outcomes.again and outcomes.again.failure):
-        yield _describe_failure(alone, "The evaluation fails on 1 rank only")
+        finding = _describe_failure(alone, "The evaluation fails on 1 rank only")
+        yield finding if outcomes.script is None else replace(finding, level="look", advice=_RANKS)
 
 
 def find_different_networks(outcomes: CheckOutcomes) -> Iterator[Finding]:
@@ -160,6 +165,21 @@ def compare_repetition(outcomes: CheckOutcomes) -> Iterator[Finding]:
 
 
 def compare_rank_counts(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for losses that depend on the number of ranks.
+
+    Options of a program may name the number of ranks, so that it does not train right on one. Then
+    a difference from 1 rank is "look". That all ranks have the same batches needs no comparison.
+    """
+    findings = list(_compare_rank_counts(outcomes))
+    is_doubtful = outcomes.script is not None and not _has_same_batches(outcomes.whole)
+    if not is_doubtful or all(finding.level != "wrong" for finding in findings):
+        yield from findings
+        return
+    yield from (replace(f, level="look") if f.level == "wrong" else f for f in findings)
+    yield look("The options of the program may name the number of ranks", _RANKS)
+
+
+def _compare_rank_counts(outcomes: CheckOutcomes) -> Iterator[Finding]:
     """Look for losses that depend on the number of ranks, and for likely causes.
 
     Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise

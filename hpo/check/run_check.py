@@ -24,6 +24,7 @@ from hpo.layout import Layout
 from hpo.options import Options
 from hpo.ranks.job import Job
 from hpo.run.prepare_rank import prepare_rank
+from hpo.script_objective import EVALUATION_PLACEHOLDERS
 from hpo.space import Categorical, SearchSpace, Value
 from hpo.text_format import (
     format_count,
@@ -57,7 +58,7 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             program = Program.from_problem(ready.problem)
             description = f"{ready.problem.file.path}: {format_named_values(params)}"
             if program is not None:
-                known = {name: f"{{{name}}}" for name in ("trial", "folder", "seed")}
+                known = {name: f"{{{name}}}" for name in EVALUATION_PLACEHOLDERS}
                 description = shlex.join(program.make_command(params, known))
             also = ", and once on 1 rank" if world.size > 1 else ""
             print(make_printable(description))

@@ -48,13 +48,17 @@ class EvaluationContext:
     is_traced: bool = False
     """Whether trainers record a trace of each evaluation."""
 
-    def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
-        """Return the values of an individual that a program may use; all its trials share them."""
+    def describe_evaluation(self, assignment: Assignment, ranks: int) -> dict[str, Any]:
+        """Return values that a program may use. All trials of an individual share them.
+
+        The worker has this number of `ranks`, which another trial may not have.
+        """
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
             "folder": self.files.trial_folders.absolute() / name,
             "seed": self.seed if assignment.seed is None else assignment.seed,
+            "ranks": ranks,
             "drafts": self.files.checkpoints.absolute() / f".{name}",
             "saves": self.keeps_checkpoints,
         }

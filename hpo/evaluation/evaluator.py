@@ -101,7 +101,7 @@ class Evaluator:
     def _run_attempt(self, assignment: Assignment, previous: Attempt | None) -> Attempt:
         """Run one attempt on this rank, until a verdict of all ranks ends it."""
         program = self._context.program
-        values = self._context.describe_evaluation(assignment)
+        values = self._context.describe_evaluation(assignment, self._group.size)
         ticket, start = self._group.connect(
             self._find_start(self._leader, assignment, values, previous) if self._leader else None
         )

@@ -80,7 +80,8 @@ class Program:
     ) -> list[str]:
         """Return the command line of an evaluation.
 
-        `known` has its trial, folder and seed. It resumes from `checkpoint`, its own file, if any.
+        `known` has its trial, folder, seed and ranks. It resumes from `checkpoint`, its own file,
+        if any.
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
@@ -200,7 +201,7 @@ class ProgramSupervision(Supervision):
         if self._leader is None or not self._program.script.can_resume:
             return None
         assignment = self._attempt.assignment
-        known = self._context.describe_evaluation(assignment)
+        known = self._context.describe_evaluation(assignment, self._group.size)
         path = self._program.find_checkpoint(assignment.params, known)
         if path is None:
             return None

@@ -43,6 +43,42 @@ def test_check_of_averaging_by_hand_is_not_wrong(mpi: Mpi, tmp_path: Path) -> No
         assert SAME in printed, f"{way}: {printed}"
 
 
+NAMING = """
+import argparse, os, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--devices", type=int, default=2)
+args = parser.parse_args()
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+half = torch.randn(32, 4)
+inputs = torch.stack([half, -half], dim=1).flatten(0, 1)  # Each half has the same loss.
+own = inputs[torch.distributed.get_rank() :: args.devices]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    (model(own) - own.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        total = (model.module(own) - own.sum(1, keepdim=True)).square().sum()
+    torch.distributed.all_reduce(total)
+    print("val_loss", total.item() / 64)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_option_that_names_the_ranks_is_not_wrong(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NAMING)
+    check = [*HPO, "check", "--loss", r"val_loss (\S+)", "--", "train.py"]
+    job = mpi.run(2, *check, cwd=tmp_path)
+    printed = join_points(job.stdout)
+    assert job.returncode == 0, printed
+    assert "look   The options of the program may name the number of ranks" in printed, printed
+    job = mpi.run(2, *check, "--devices", "{ranks}", cwd=tmp_path)
+    printed = join_points(job.stdout)
+    assert (job.returncode, EQUAL in printed) == (0, True), printed
+
+
 def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
     resume = "--resume-args=--mode resume"
     told = {

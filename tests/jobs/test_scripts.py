@@ -437,7 +437,7 @@ MISTAKES = [
     ([*LR, "--", "nocommand"], "nocommand: there is no such command, and no such file in "),
     (
         [*LR, "--", "train.py", "{lrr}"],
-        "train.py: placeholders must be among lr, trial, folder, seed, got 'lrr' in '{lrr}'. ",
+        "train.py: placeholders must be among lr, trial, folder, seed, ranks, got 'lrr' in '{lrr}'",
     ),
     (
         [*LR, "--flag", "x", "--", "train.py"],
