@@ -19,6 +19,7 @@ from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.trainer_client import run_test_in_trainer
 from hpo.evaluation.verdict import State, Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.process.linux import find_output_files
 from hpo.process.messages import Report
 from hpo.process.trace import Trace
 from hpo.ranks.communicator import SleepingComm
@@ -36,6 +37,8 @@ from hpo.store.weights import BestWeights, read_weights_info
 MAX_LOSSES = 3
 
 _MAX_FILES = 20_000  # in a snapshot
+# Another process than an ancestor of a rank writes it, by its default name.
+_SLURM_OUTPUT = re.compile(r"slurm-\d+.*\.out")
 _EXCLUDED_FOLDERS = ("__pycache__", ".git")
 
 # Size and modification time of each file, by its relative path.
@@ -284,7 +287,11 @@ class CheckEvaluator:
 
 
 def read_file_snapshot(folder: Path) -> FileSnapshot:
-    """Return the size and the modification time of the first 20,000 files below a folder."""
+    """Return the size and the modification time of the first 20,000 files below a folder.
+
+    The output of this job, which a shell may have redirected to a file, is left out.
+    """
+    outputs = find_output_files()
     snapshot: dict[str, tuple[int, int]] = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _EXCLUDED_FOLDERS)
@@ -293,6 +300,8 @@ def read_file_snapshot(folder: Path) -> FileSnapshot:
             try:
                 status = path.lstat()
             except OSError:  # The file was removed in the meantime.
+                continue
+            if (status.st_dev, status.st_ino) in outputs or _SLURM_OUTPUT.fullmatch(name):
                 continue
             snapshot[str(path.relative_to(folder))] = status.st_size, status.st_mtime_ns
             if len(snapshot) == _MAX_FILES:

@@ -65,6 +65,30 @@ def find_children(process: int) -> list[int]:
     return found
 
 
+def find_output_files() -> set[tuple[int, int]]:
+    """Return device and inode of the files to which this job prints, as far as they can be found.
+
+    A launcher writes what a rank prints to a file, if a shell has redirected the launcher's output.
+    """
+    process = os.getpid()
+    found = set()
+    while process > 1:
+        for descriptor in (1, 2):
+            with suppress(OSError):
+                status = Path(f"/proc/{process}/fd/{descriptor}").stat()
+                found.add((status.st_dev, status.st_ino))
+        process = find_parent(process)
+    return found
+
+
+def find_parent(process: int) -> int:
+    """Return the parent of a process; 0 if it has none, or has ended."""
+    with suppress(OSError):
+        content = Path(f"/proc/{process}/stat").read_text()
+        return int(content.rpartition(")")[2].split()[1])
+    return 0
+
+
 def has_children() -> bool:
     """Return whether this process has children. They count until they are waited for."""
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.support.checks import check_ways, join_points
 from tests.support.launch import HPO, SCRIPTS, Mpi
+from tests.support.limits import scale
 
 AVERAGING = f"""
 from dataclasses import dataclass
@@ -141,6 +142,17 @@ def test_files_of_an_earlier_evaluation_are_noticed(mpi: Mpi, tmp_path: Path) ->
         assert text in printed, printed
         assert "data.json, which" not in printed
         assert "log.txt, which" not in printed
+
+
+def test_redirected_output_is_not_a_file_of_the_program(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('loss 1')\nopen('mine.txt', 'a').write('x')\n")
+    check = ["check", "--loss", r"loss (\S+)", "--", "train.py"]
+    with (tmp_path / "check.log").open("w") as log:
+        job = mpi.start(1, *HPO, *check, cwd=tmp_path, stdout=log.fileno())
+        job.communicate(timeout=scale(60))
+    assert job.returncode == 0
+    printed = join_points((tmp_path / "check.log").read_text())
+    assert "look   Evaluations write to the same files: mine.txt Workers" in printed, printed
 
 
 def test_check_shows_what_a_search_would_warn_about(mpi: Mpi, tmp_path: Path) -> None:
