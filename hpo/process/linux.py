@@ -81,6 +81,26 @@ def find_output_files() -> set[tuple[int, int]]:
     return found
 
 
+def is_read_by_tee() -> bool:
+    """Return whether a tee in a terminal reads this job's output, and Ctrl-C would end it."""
+    outputs = find_output_files()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            if (folder / "comm").read_text() == "tee\n" and _is_interrupted_by_terminal(folder):
+                status = (folder / "fd" / "0").stat()
+                if (status.st_dev, status.st_ino) in outputs:
+                    return True
+    return False
+
+
+def _is_interrupted_by_terminal(folder: Path) -> bool:
+    """Return whether Ctrl-C in its terminal ends the process with this folder in /proc."""
+    terminal = int((folder / "stat").read_text().rpartition(")")[2].split()[4])
+    lines = (folder / "status").read_text().splitlines()
+    ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    return terminal != 0 and not ignored >> (signal.SIGINT - 1) & 1
+
+
 def find_parent(process: int) -> int:
     """Return the parent of a process; 0 if it has none, or has ended."""
     with suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from hpo.evaluation.trainer_client import run_test_in_trainer
 from hpo.options import Options
 from hpo.problem import Problem
 from hpo.process.failure import format_with_hint
+from hpo.process.linux import is_read_by_tee
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
 from hpo.results.reader import RunReader
@@ -92,6 +94,12 @@ class FirstRank:
             lambda: self.report_outcome() if self._status is None else self._status,
         )
         print(session.headline, flush=True)
+        if "HYDI_CONTROL_FD" in os.environ and is_read_by_tee():
+            # MPICH's launcher then prints, is ended by SIGPIPE, and ends all ranks.
+            warn(
+                "warning: Ctrl-C would end tee, and with it mpirun, before this run has saved its "
+                "checkpoints. Use tee -i instead"
+            )
         self._tracking = TrackerProcesses(
             options.trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS
         )

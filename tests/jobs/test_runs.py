@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -551,3 +552,23 @@ def test_help_of_run_islands_has_each_option(mpi: Mpi, tmp_path: Path) -> None:
     --storage --log-level --help"""
     assert [option for option in re.findall(r"\S+", options) if option not in job.stdout] == []
     assert "mpirun -n 8 python run_islands.py" in job.stdout
+
+
+IN_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+@pytest.mark.mpi
+def test_tee_that_ctrl_c_would_end_is_named(tmp_path: Path) -> None:
+    run = shlex.join(Mpi().make_command(1, PROGRAM, QUICK, "--evaluations", 1))
+    for command, is_named in ((f"{run} 2>&1 | tee log", True), (f"{run} 2>&1 | tee -i log", False)):
+        ended = subprocess.run(
+            [sys.executable, "-c", IN_TERMINAL, "bash", "-c", command],
+            cwd=tmp_path,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            check=True,
+            timeout=scale(60),
+        )
+        assert "1 complete, of 1" in ended.stdout
+        assert ("Use tee -i instead" in ended.stdout) is is_named
