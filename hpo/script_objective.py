@@ -58,7 +58,7 @@ class Script:
             another text, or when the program ends. Default: None, each match of `loss` counts.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
         flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left
-            out otherwise.
+            out otherwise. A flag ``no-accel`` is that of the hyperparameter ``no_accel``.
         resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as
             ``("--resume", "{folder}/last.pt")``. The program must write a checkpoint to
             ``{folder}`` before each report or soon after. Default: none.
@@ -175,16 +175,17 @@ class Script:
             _check_placeholders(part, known)
         for part in self.resume:
             _check_placeholders(part, [*known, *(["checkpoint"] if self.resume_file else [])])
-        for name in self.flags:
+        for flag in self.flags:
+            name = flag.replace("-", "_")
             if name not in names:
                 raise ValueError(
-                    f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}"
+                    f"a flag must be one of the hyperparameters {', '.join(names)}, got {flag!r}"
                 )
             choices = getattr(hyperparameters[name], "choices", ())
             is_boolean = choices and all(isinstance(choice, bool) for choice in choices)
             if self.has_placeholder(name) or not is_boolean:
                 raise ValueError(
-                    f"the flag {name!r} must be a Categorical(True, False) "
+                    f"the flag {flag!r} must be a Categorical(True, False) "
                     f"without {{{name}}} in the command"
                 )
 
@@ -216,6 +217,7 @@ class Script:
         """
         values = {**others, **params}
         inactive = set(absent)
+        flags = {flag.replace("-", "_"): f"--{flag}" for flag in self.flags}
         placed: set[str] = set()
         parts: list[str] = []
         for part in self.command:
@@ -231,8 +233,8 @@ class Script:
             elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and _is_option(parts[-1]):
                 parts.pop()
         for name, value in params.items():
-            if name in self.flags:
-                parts += [f"--{name}"] if value else []
+            if name in flags:
+                parts += [flags[name]] if value else []
             elif name not in placed:
                 text = _format_value(value)
                 parts += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]

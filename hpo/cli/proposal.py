@@ -17,6 +17,21 @@ from hpo.script_objective import propose_loss_pattern
 _LOG_NAME_PATTERN = re.compile(
     r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE
 )
+# Names of what people tune, the most important first.
+_TUNED_NAMES = (
+    *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
+    *("sched", "gamma", "smoothing", "hidden|width|dim", "layers|depth", "clip", "beta", "eps"),
+)
+_MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
+_WAYS = {
+    "hydra": "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} optimizer.lr='{{lr}}'",
+    "LightningCLI": (
+        "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} fit --optimizer.lr='{{lr}}'"
+    ),
+    "HfArgumentParser": "--space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}",
+}
+_PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
+_FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 _LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
 _DECADE = 10
 
@@ -30,6 +45,13 @@ class _Option:
     default: Any = None
     choices: list[Any] = field(default_factory=list)
     is_switch: bool = False
+    is_required: bool = False
+
+    @property
+    def rank(self) -> int:
+        """How early it is proposed: the lower, the more people tune options of this name."""
+        matches = (re.search(names, self.name, re.IGNORECASE) for names in _TUNED_NAMES)
+        return next((i for i, match in enumerate(matches) if match), len(_TUNED_NAMES))
 
     @property
     def name(self) -> str:
@@ -42,16 +64,22 @@ class _Option:
         """Whether the option differs from ``--`` followed by `name`, as ``--batch-size`` does.
 
         The `Script` of the search file must then contain ``--batch-size`` and the placeholder
-        ``{batch_size}``.
+        ``{batch_size}``, unless it is a switch.
         """
-        return self.flag != f"--{self.name}"
+        return not self.is_switch and self.flag != f"--{self.name}"
+
+    @property
+    def example(self) -> list[str]:
+        """Arguments that give it a value, which the user must replace."""
+        value = self.name.upper()
+        return [self.flag, value] if self.flag.startswith("-") else [value]
 
 
 def propose_search(path: Path) -> str:
     """Return the code of a search file for a Python script.
 
-    Its search space contains the options with choices, and options that are usually searched on a
-    logarithmic scale, such as a learning rate. All other options are in comments.
+    Its search space contains at most eight options: those with choices, and those that are usually
+    searched on a logarithmic scale, such as a learning rate. All other options are in comments.
     """
     try:
         tree = ast.parse(path.read_bytes())
@@ -60,31 +88,34 @@ def propose_search(path: Path) -> str:
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
     options = list({option.name: option for option in _find_options(tree)}.values())
-    if not options:
-        raise UsageError(
-            f"{path} has no options of argparse that could be searched, such as "
-            "add_argument('--lr', type=float)"
-        )
+    if not any(option.flag.startswith("-") for option in options):
+        raise UsageError(_describe_missing_options(path, tree))
+    proposed = {option.name: _make_parameter_code(option) for option in options}
+    suitable = [option for option in options if proposed[option.name][1]]
+    chosen = sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
     lines = []
     kinds = {"Script", "SearchSpace"}
-    parts = [repr(str(path))]
+    required = [option for option in options if option.is_required and option not in chosen]
+    parts = [repr(str(path)), *(repr(word) for each in required for word in each.example)]
     for option in options:
-        code, is_chosen = _make_parameter_code(option)
-        if not code:
+        code = proposed[option.name][0]
+        if not code or option in required:
             continue
         kinds.add(code.partition("(")[0])
         placeholder = [repr(option.flag), f"'{{{option.name}}}'"] if option.has_other_name else []
-        if is_chosen:
+        if option in chosen:
             lines.append(f"    {option.name}={code},")
             parts += placeholder
         else:
             hint = f"  # and {', '.join(placeholder)} in the Script" if placeholder else ""
             lines.append(f"    # {option.name}={code},{hint}")
-    switches = [option.name for option in options if option.is_switch]
+    switches = [option.flag.lstrip("-") for option in options if option.is_switch]
+    examples = [option.example[-1] for option in required]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
     remark = "  # give a pattern with one group, or call hpo.report(loss) in the script"
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
+    flags += f"# Replace {', '.join(examples)} by a value.\n" if examples else ""
     return (
         f'"""A search over {path.name}, proposed from its options: edit the ranges, and remove '
         f'the # of others."""\n\n'
@@ -101,7 +132,8 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
         if node.func.attr != "add_argument":
             continue
         texts = map(_evaluate_literal, node.args)
-        flags = [text for text in texts if isinstance(text, str) and text.startswith("--")]
+        names = [text for text in texts if isinstance(text, str)]
+        flags = [text for text in names if text.startswith("--")] or names
         if not flags:
             continue
         given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
@@ -111,7 +143,11 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
         annotation = given.get("type")
         kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
         is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
-        yield _Option(flags[0], kind, default, choices, is_switch)
+        is_optional = _evaluate_literal(given.get("nargs")) in ("?", "*")
+        is_required = _evaluate_literal(given.get("required")) is True
+        if not flags[0].startswith("-"):
+            is_required = not is_optional
+        yield _Option(flags[0], kind, default, choices, is_switch, is_required)
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
@@ -121,6 +157,8 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     is unknown.
     """
     default = option.default
+    if not option.flag.startswith("--"):  # A search replaces or appends options only.
+        return "", False
     if option.is_switch:
         return "Categorical(True, False)", False
     if len(option.choices) > 1:
@@ -151,15 +189,48 @@ def _evaluate_literal(node: ast.expr | None) -> Any:
 
 
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
-    """Yield each f-string of a script with the word loss, with 1.0 for each expression.
+    """Yield each text of a script with the word loss, with 1.0 for each value that is put into it.
 
     The texts are examples of printed lines, from which `propose_loss_pattern` makes a pattern.
     """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            parts = [
-                each.value if isinstance(each, ast.Constant) else "1.0" for each in node.values
-            ]
-            text = "".join(map(str, parts))
-            if _LOSS_PATTERN.search(text):
-                yield text
+    texts = (_make_example(node) for node in ast.walk(tree))
+    yield from (text for text in texts if _LOSS_PATTERN.search(text))
+
+
+def _make_example(node: ast.AST) -> str:
+    """Return what a piece of code may print: an f-string, %, format, or print of several values."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_make_part(each) for each in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return _PRINTF_FIELD.sub("1.0", _get_text(node.left))
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return _FORMAT_FIELD.sub("1.0", _get_text(node.func.value))
+    if isinstance(node.func, ast.Name) and node.func.id == "print" and len(node.args) > 1:
+        return " ".join(map(_make_part, node.args))
+    return ""
+
+
+def _make_part(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else "1.0"
+
+
+def _get_text(node: ast.expr) -> str:
+    """Return a text in the code; "" if the code is another expression."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _describe_missing_options(path: Path, tree: ast.AST) -> str:
+    """Return why nothing can be proposed, and the command for a parser that is not argparse."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for name, way in _WAYS.items():
+        if name in names:
+            return (
+                f"{path} takes its options from {name}, which cannot be read here. Search it by "
+                f"hpo search {way.format(path=path)}"
+            )
+    return (
+        f"{path} has no options of argparse that could be searched, such as "
+        "add_argument('--lr', type=float)"
+    )

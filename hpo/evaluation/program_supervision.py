@@ -148,6 +148,10 @@ class ProgramSupervision(Supervision):
             environment["HPO_CHECKPOINT"] = str(start.path.absolute())
         command = self._program.make_command(params, values, start.own_file)
         self._reports.epochs = find_epochs(command)
+        if "SLURM_JOB_ID" in os.environ:
+            # Scripts for srun read these. The launcher's own are those of another process.
+            environment["SLURM_PROCID"] = str(self._group.rank)
+            environment["SLURM_LOCALID"] = environment.get("LOCAL_RANK", "0")
         self._trainer.send(
             "run",
             command=command,
@@ -257,7 +261,7 @@ class ProgramSupervision(Supervision):
         if verdict.state == State.COMPLETE and not self._attempt.losses:
             lines = self._reports.last_lines
             earlier = [path for end in ends for path in end.earlier_files]
-            failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed_text)
+            failure, remedy = _advise_on_loss(lines, self._program, self._reports.unparsed)
             if self._reports.has_cut_line and self._program.script.pattern is not None:
                 failure += f"; {_CUT_LINE}"
             if earlier:
@@ -298,17 +302,18 @@ def _shorten_path(path: str) -> str:
     return str(Path(path).relative_to(folder)) if Path(path).is_relative_to(folder) else path
 
 
-def _advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
+def _advise_on_loss(lines: Sequence[str], program: Program, unparsed: str) -> tuple[str, str]:
     """Return why no loss was found in a program's output, and the option that the user must change.
 
-    `unparsed_text` is the latest match of `--loss` that is not a number.
+    `unparsed` is the latest match of the loss pattern that is not a number, in its line.
     """
     script = program.script
     found_none = "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
-    if unparsed_text:
-        failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"
-        return failure, f"another loss={where}" if where else "another --loss"
+    if unparsed:
+        name = script.pattern_name
+        failure = f"no loss was found: --{name} has matched {unparsed}, which is not a number"
+        return failure, f"another {name}={where}" if where else f"another --{name}"
     if script.maximize is None and (pattern := propose_loss_pattern(lines)):
         option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
         return f"{found_none}; {option} would read it", option
@@ -377,7 +382,7 @@ class ReportReader:
         last_lines: The last lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The latest match of the loss pattern that is not a number, or empty.
+        unparsed: The latest match of the loss pattern that is not a number, and its line; or empty.
         has_cut_line: Whether a line was too long to be searched.
         epochs: The number of epochs according to the program's arguments; None if not known.
     """
@@ -400,7 +405,7 @@ class ReportReader:
         self._has_saved = False
         self._new_reports: list[Report] = []
         self.last_lines: list[str] = []
-        self.unparsed_text = ""
+        self.unparsed = ""
         self.has_cut_line = False
         self.epochs: int | None = None
         self._score = ""  # The first loss that seems to be a score, of which more is better.
@@ -492,7 +497,7 @@ class ReportReader:
         try:
             loss = _parse_number(match[1])
         except (ValueError, AttributeError):  # The line may be the heading of a table.
-            self.unparsed_text = str(match[1])
+            self.unparsed = f"{match[1]!r} in {text[:100]!r}"
             return
         self._uses_lines = True
         if self._is_maximized:

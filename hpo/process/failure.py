@@ -34,10 +34,15 @@ _HINTS = {
 }
 
 
-def format_with_hint(error: BaseException) -> str:
-    """Return an exception's message, followed by the hint of `find_hint`."""
+def format_with_hint(error: BaseException, has_worker: bool = True) -> str:
+    """Return an exception's message, followed by the hint of `find_hint`.
+
+    A program does not have a `worker`, which some hints name.
+    """
     text = format_error(error)
     hint = find_hint(error)
+    if "worker." in hint and not has_worker:
+        return text
     return f"{cut_text(text, 90)} ({hint})" if hint else text
 
 

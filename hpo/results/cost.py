@@ -21,8 +21,8 @@ CONFIRMATIONS = "confirmations"
 class Cost:
     """Hours in evaluations by their outcome.
 
-    The hours of an evaluation that was killed are not known, except those before the checkpoint
-    from which another one has resumed.
+    The hours of a killed evaluation are not known, except those before the checkpoint from which
+    its retry has resumed.
     """
 
     rank_hours: Mapping[str, float]

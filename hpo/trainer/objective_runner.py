@@ -355,9 +355,14 @@ class ObjectiveRunner:
         return ReportAnswer(**message.content)
 
 
-def describe_failure(error: BaseException, frames: Frames, is_cancelled: bool) -> ObjectiveEnd:
-    """Describe an exception of an objective or a program, which `frames` have raised."""
-    reason = f"{type(error).__name__}: {format_with_hint(error)}"
+def describe_failure(
+    error: BaseException, frames: Frames, is_cancelled: bool, has_worker: bool = True
+) -> ObjectiveEnd:
+    """Describe an exception of an objective, or of a program, which does not have a `worker`.
+
+    The `frames` have raised it.
+    """
+    reason = f"{type(error).__name__}: {format_with_hint(error, has_worker)}"
     was_waiting = isinstance(error, Cancelled) and are_in_collective(frames)
     return ObjectiveEnd(
         failure=reason,

@@ -94,7 +94,7 @@ class EarlierFiles:
 
 
 def _read_change_time(path: str) -> int:
-    """Return when a file has changed last, in nanoseconds since the epoch; 0 if it is no file."""
+    """Return when a file has changed last, in nanoseconds since the epoch; 0 without a file."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -203,7 +203,8 @@ class ProgramRunner:
     def _make_failed_end(self, error: BaseException) -> ObjectiveEnd:
         """Describe the failure of the program. Print an exception as Python does."""
         frames = extract_error_frames(error)
-        end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
+        is_cancelled = self._interrupts.is_cancel_requested
+        end = describe_failure(error, frames, is_cancelled, has_worker=False)
         if isinstance(error, ExitStatusError):
             return replace(
                 end, failure=str(error), is_status=True, is_abort=error.is_abort, ends_trainer=True

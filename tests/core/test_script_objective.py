@@ -425,6 +425,39 @@ print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
 """
 
 
+def test_init_proposes_eight_of_many_options(tmp_path: Path, hpo: Hpo) -> None:
+    names = [*"abcdefg", "lr", "weight-decay", "opt"]
+    options = [f"p.add_argument('--{name}', choices=[1, 2])" for name in names]
+    options += ["p.add_argument('--out', required=True)", "p.add_argument('rest', nargs='*')"]
+    options += ["p.add_argument('--no-accel', action='store_true')"]
+    code = "import argparse\np = argparse.ArgumentParser()\n" + "\n".join(options)
+    for printed_loss in (
+        "'Test loss: %.4f' % x",
+        "'Test loss: {:.4f}'.format(x)",
+        "'Test loss:', x",
+    ):
+        (tmp_path / "train.py").write_text(f"{code}\nprint({printed_loss})\n")
+        status, printed, errors = hpo("init", tmp_path / "train.py")
+        assert (status, errors) == (0, "")
+        found: dict[str, Any] = {}
+        exec(printed, found)
+        assert list(found["space"].parameters) == [*"abcde", "lr", "weight_decay", "opt"]
+        assert found["objective"].command[1:3] == ("--out", "OUT")
+        assert "# Replace OUT by a value.\n" in printed
+        assert "# Add flags=['no-accel'] if" in printed
+        pattern = found["objective"].loss
+        assert re.findall(pattern, "epoch 1 Test loss: 0.5000") == ["0.5000"]
+
+
+def test_flag_may_have_dashes() -> None:
+    script = Script("train.py", flags=["no-accel"])
+    script.check({"no_accel": Categorical(True, False)}, [])
+    assert script.make_arguments({"no_accel": True}, {}) == ["train.py", "--no-accel"]
+    assert script.make_arguments({"no_accel": False}, {}) == ["train.py"]
+    with pytest.raises(ValueError, match="the flag 'no-accel' must be a Categorical"):
+        script.check({"no_accel": Float(0.0, 1.0)}, [])
+
+
 def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo) -> None:
     (tmp_path / "train.py").write_text(OPTIONS)
     status, printed, errors = hpo("init", tmp_path / "train.py")
@@ -436,6 +469,7 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     assert found["space"].parameters == expected
     assert found["objective"].command == (
         str(tmp_path / "train.py"),
+        "PATH",
         "--weight-decay",
         "{weight_decay}",
     )
@@ -449,6 +483,7 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
         "    # amp=Categorical(True, False),\n",
         "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",
         "# Add flags=['amp'] if one of them is searched.\n",
+        "# Replace PATH by a value.\n",
     ):
         assert line in printed
     uncommented = re.sub(r"^    # ", "    ", printed, flags=re.MULTILINE)
@@ -457,6 +492,8 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     for text, message in (
         ("x = 1", "has no options of argparse"),
         ("x = (", "is not a Python script"),
+        ("import hydra\n@hydra.main()\ndef main(): ...", "takes its options from hydra, which "),
+        ("HfArgumentParser(1)", "takes its options from HfArgumentParser, which cannot be read "),
     ):
         (tmp_path / "train.py").write_text(text)
         status, printed, errors = hpo("init", tmp_path / "train.py")

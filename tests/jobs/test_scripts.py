@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from hpo.results.reader import RunReader
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import HPO, LR, SCRIPTS, SEARCH, Mpi, run_torchrun
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
 
 
@@ -303,6 +305,36 @@ def test_stopped_program_resumes_or_starts_again(
     # A program that starts again has an empty folder, and the old one is kept.
     kept = folder if resumes else folder.with_name("0.1")
     assert [path.parent for path in folder.parent.glob("*/kept")] == [kept]
+
+
+def test_program_reads_its_rank_as_under_srun(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nrank, local = os.environ['SLURM_PROCID'], os.environ['SLURM_LOCALID']\n"
+        "assert (rank, local) == (os.environ['RANK'], os.environ['LOCAL_RANK'])\n"
+        "print('rank', rank, 'loss 1')\n"
+    )
+    options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss (\S+)", "--evaluations", 1]
+    slurm: Any = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}  # of the batch script
+    job = mpi.start(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path, **slurm)
+    printed = job.communicate(timeout=scale(60))[0]
+    assert job.returncode == 0, printed
+    assert "rank 1 | rank 1 loss 1" in printed
+
+
+def test_failure_of_a_program_says_what_is_wrong_with_it(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, hpo\nif hpo.trial:\n    raise RuntimeError('Found no NVIDIA driver')\n"
+        "print('the loss: . of', hpo.trial)\n"
+    )
+    options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss: (\S+)", "--evaluations", 2]
+    options += ["--run-dir", "run", "--max-failures", 0]
+    for _ in range(2):  # It stops after the first evaluation without a loss.
+        mpi.run(1, *SEARCH, *options, "--resume", "--", "train.py", cwd=tmp_path)
+    first, second = [trial.user_attrs["failure"] for trial in load_trials(tmp_path / "run")]
+    assert first == (
+        "no loss was found: --loss has matched '.' in 'the loss: . of 0', which is not a number"
+    )
+    assert second == "rank 0, train.py:3: RuntimeError: Found no NVIDIA driver"
 
 
 def test_edited_program_is_noticed_on_resume(mpi: Mpi, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_hours_of_ranks_and_gpus_are_added_once_by_outcome() -> None:
         # It has resumed after the two hours of trial 1.
         make_timed(2, "complete", 5.0, retry_of=1, seconds_before=2 * HOUR),
         make_timed(3, "interrupted", math.nan),
-        # Only this tells that trial 3 has trained for 1.5 hours.
+        # Only this trial shows that trial 3 has trained for 1.5 hours.
         make_timed(
             4, "pruned", 2.0, retry_of=3, seconds_before=1.5 * HOUR, hosts={"a": 4}, gpus={}
         ),
