@@ -144,9 +144,21 @@ def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
         yield _describe_failure(
             whole, f"The evaluation fails on {format_count(whole.ranks, 'rank')}{others}"
         )
+        if alone is not None and _has_other_reason(alone, whole):
+            yield replace(
+                _describe_failure(alone, "On 1 rank, the reason is another"), level="look"
+            )
     elif alone is not None and alone.failure and not (outcomes.again and outcomes.again.failure):
         finding = _describe_failure(alone, "The evaluation fails on 1 rank only")
-        yield finding if outcomes.script is None else replace(finding, level="look", advice=_RANKS)
+        if outcomes.script is not None:
+            finding = replace(finding, level="look", advice=finding.advice or _RANKS)
+        yield finding
+
+
+def _has_other_reason(alone: CheckOutcome, whole: CheckOutcome) -> bool:
+    """Return whether 1 rank has failed for another reason, apart from ranks and numbers."""
+    reasons = [re.sub(r"^rank \d+|\d+", "", outcome.failure) for outcome in (alone, whole)]
+    return bool(alone.failure) and reasons[0] != reasons[1]
 
 
 def find_different_networks(outcomes: CheckOutcomes) -> Iterator[Finding]:

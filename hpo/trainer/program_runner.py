@@ -83,7 +83,7 @@ class EarlierFiles:
     def _take_file(self, path: object, flags: int) -> None:
         if not isinstance(path, str) or flags & (os.O_WRONLY | os.O_TRUNC | os.O_APPEND):
             return
-        location = str(Path(path).absolute())
+        location = os.path.normpath(Path(path).absolute())
         is_ignored = location.endswith(_CODE_SUFFIXES) or "/." in location
         if is_ignored or location.startswith(self._own_folder) or location in self._times:
             return

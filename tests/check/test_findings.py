@@ -157,7 +157,8 @@ def make_outcome(ranks: int, *losses: float, failure: str = "", **changes: Any) 
         Trace(steps=2, shapes=[[1]], weights=fingerprints, gradients=fingerprints)
         for _ in range(ranks)
     ]
-    given = {"has_offered_weights": False, "is_false_alarm": False, "rejection": "", **changes}
+    given: dict[str, Any] = {"has_offered_weights": False, "is_false_alarm": False}
+    given |= {"rejection": "", "reports": 0, "remarks": (), **changes}
     return CheckOutcome(evaluation, traces, **given)
 
 

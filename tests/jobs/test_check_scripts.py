@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.checks import check_ways, join_points
 from tests.support.launch import HPO, SCRIPTS, Mpi
 from tests.support.limits import scale
+from tests.support.run_output import load_trials
 
 AVERAGING = f"""
 from dataclasses import dataclass
@@ -106,9 +107,10 @@ def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
 
 CONTAMINATED = """
 import json, os, sys
+path = '../state.json' if 'continues' in sys.argv else 'state.json'
 start, loss = 0, 8.0 + float(sys.argv[-1])
-if os.path.exists('state.json'):
-    start, loss = json.load(open('state.json'))
+if os.path.exists(path):
+    start, loss = json.load(open(path))
 log = open('log.txt', 'a+')
 if os.path.exists('data.json'):
     json.load(open('data.json'))
@@ -117,31 +119,49 @@ else:
 for epoch in range(start if 'continues' in sys.argv else 0, 3):
     loss /= 2
     if os.environ['RANK'] == '0':
-        json.dump([epoch + 1, loss], open('state.json', 'w'))
+        json.dump([epoch + 1, loss], open(path, 'w'))
         print(f'epoch {epoch} loss {loss}', flush=True)
 """
 
 
 def test_files_of_an_earlier_evaluation_are_noticed(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(CONTAMINATED)
-    read = "has read state.json, which an earlier evaluation has probably written"
-    resumes = f"{read}. If it resumes from there, its losses do not belong to its hyperparameters: "
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text(CONTAMINATED)
+    written = "which an earlier evaluation has probably written"
+    resumes = f"state.json, {written}. If it resumes from there, its losses do not belong to its "
+    other = tmp_path / "state.json"
     told = {
-        ("check", "restarts"): f"look   It {resumes}",
-        ("search", "restarts"): f"warning: trial 1: it {resumes}",
-        ("check", "continues"): f"; it {read}",
-        ("search", "continues"): f"; it {read}",
+        ("check", "restarts"): f"look   It has read {resumes}",
+        ("search", "restarts"): f"warning: trial 1: it has read {resumes}",
+        ("check", "continues"): f"; it has read {other}, {written}",
+        ("search", "continues"): f"; it has read {other}, {written}",
     }
     for (command, way), text in told.items():
-        (tmp_path / "state.json").unlink(missing_ok=True)
-        (tmp_path / "data.json").unlink(missing_ok=True)
+        for path in (other, folder / "state.json", folder / "data.json"):
+            path.unlink(missing_ok=True)
         options = ["--run-dir", way, "--evaluations", 2] if command == "search" else []
         options += ["--space", "x=Float(0.0, 1.0)", "--loss", r"loss (\S+)"]
-        job = mpi.run(1, *HPO, command, *options, "--", "train.py", way, cwd=tmp_path)
-        printed = join_points(job.stdout) + job.stderr
-        assert text in printed, printed
+        job = mpi.run(1, *HPO, command, *options, "--", "train.py", way, cwd=folder)
+        if command == "search":
+            trials = load_trials(folder / way)
+            printed = job.stderr + str([trial.user_attrs.get("failure") for trial in trials])
+        else:
+            printed = join_points(job.stdout)
+        # A line of a finding may end at a hyphen of the path.
+        assert text.replace(" ", "") in printed.replace(" ", ""), printed
         assert "data.json, which" not in printed
         assert "log.txt, which" not in printed
+
+
+def test_check_shows_the_reason_on_1_rank_if_it_differs(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nraise ValueError('alone' if os.environ['WORLD_SIZE'] == '1' else 'together')\n"
+    )
+    job = mpi.run(2, *HPO, "check", "--", "train.py", cwd=tmp_path)
+    printed = join_points(job.stdout)
+    assert re.search(r"wrong  The evaluation fails on 2 ranks and on 1: .*: together", printed)
+    assert "look   On 1 rank, the reason is another: rank 0, train.py:2: ValueError: al" in printed
 
 
 def test_redirected_output_is_not_a_file_of_the_program(mpi: Mpi, tmp_path: Path) -> None:

@@ -554,7 +554,10 @@ def test_help_of_run_islands_has_each_option(mpi: Mpi, tmp_path: Path) -> None:
     assert "mpirun -n 8 python run_islands.py" in job.stdout
 
 
-IN_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+# A shell starts background processes, such as these tests, with an ignored SIGINT.
+IN_TERMINAL = (
+    "import pty, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); pty.spawn(sys.argv[1:])"
+)
 
 
 @pytest.mark.mpi

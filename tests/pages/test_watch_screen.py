@@ -333,7 +333,9 @@ def test_copy_puts_hyperparameters_on_clipboard() -> None:
         assert json.loads(app.clipboard) == RUNNING.evaluations[12].params
         await press("escape", "question_mark")(app, pilot)
         await wait_for(app, pilot, "previous tab")
-        await press("question_mark", "4", "3", "slash", "escape", "1")(app, pilot)
+        await press("escape")(app, pilot)
+        assert "previous tab" not in read_screen(app)
+        await press("question_mark", "question_mark", "4", "3", "slash", "escape", "1")(app, pilot)
         assert "previous tab" not in read_screen(app)
         assert "best loss over time" in read_screen(app)
 

@@ -137,7 +137,7 @@ class WatchApp(App[int]):
         Binding("S", "sort_by(-1)", "sort by the column before", show=False),
         Binding("r", "sort_by(0)", "reverse"),
         Binding("c", "copy", "copy"),
-        Binding("escape", "clear", "clear the filter", show=False),
+        Binding("escape", "clear", "close the keys, or clear the filter", show=False),
         Binding("question_mark", "help", "keys"),
         Binding("q", "quit", "quit"),
         *(
@@ -306,6 +306,9 @@ class WatchApp(App[int]):
         self.call_after_refresh(self.query_one(Input).focus)
 
     def _action_clear(self) -> None:
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+            return
         self.query_one(Input).clear()
         self._table.focus()
 
