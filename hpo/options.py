@@ -270,6 +270,13 @@ class Options:
         "Search",
         replace(TEXT, metavar="RUN_DIR|URL"),
     )
+    warm_start_values: tuple[str, ...] = _of_this_job(
+        (),
+        "Value of a new hyperparameter in evaluations of --warm-start; repeatable.",
+        "Search",
+        replace(TEXTS, metavar="NAME=VALUE"),
+        flags="--warm-start-value",
+    )
     confirm_seeds: int = _option(
         0,
         "Train the --top-n best with K other seeds at the end.",
@@ -345,6 +352,8 @@ class Options:
                 "--warm-start must be the directory of a run, or the URL of an Optuna storage, got "
                 "''"
             )
+        if self.warm_start_values and self.warm_start is None:
+            raise UsageError("--warm-start-value must be used with --warm-start")
         if self.resume and self.run_dir is None:
             raise UsageError(
                 "--resume must be used with --run-dir. Give the directory of the run to resume"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
 import os
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,28 @@ class WarmStart:
     """The number of evaluations that are left out because they inherited weights."""
 
 
-def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> WarmStart:
+def parse_warm_start_values(texts: Sequence[str], space: SearchSpace) -> dict[str, Any]:
+    """Return the values of --warm-start-value by the names of their hyperparameters."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in space.parameters:
+            raise UsageError(
+                f"--warm-start-value must be NAME=VALUE with one of {', '.join(space.parameters)}, "
+                f"got {text!r}"
+            )
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(value)
+        values[name] = value
+    return values
+
+
+def read_warm_start(
+    source: str,
+    space: SearchSpace,
+    objectives: Objectives,
+    values: Mapping[str, Any] | None = None,
+) -> WarmStart:
     """Return the complete, pruned and paused evaluations of another run or study.
 
     Evaluations with inherited weights are left out, since their losses do not depend on their
@@ -91,6 +114,7 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         source: A run directory, or the URL or the file of an Optuna storage. If the storage has
             several studies, it must be followed by ``#`` and the name of a study.
         objectives: The objectives of this run. The source may have them only as metrics.
+        values: Values of hyperparameters that the evaluations do not have.
 
     Raises:
         UsageError: The study does not exist, or none of its evaluations is valid in this space.
@@ -112,6 +136,7 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
             usable.append(evaluation)
     usable.sort(key=lambda evaluation: evaluation.loss)
     founders = [evaluation for evaluation in usable if evaluation.inherits is None]
+    founders = [_add_missing_values(founder, space, values or {}) for founder in founders]
     candidates = [_clean_evaluation(founder, space, theirs, objectives) for founder in founders]
     valid = []
     misfits = []
@@ -220,6 +245,16 @@ def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
     if names is not None:
         return record.objectives
     return ours if record.study.directions == make_directions(ours) else ONLY_LOSS
+
+
+def _add_missing_values(
+    evaluation: Evaluation, space: SearchSpace, values: Mapping[str, Any]
+) -> Evaluation:
+    params = dict(evaluation.params)
+    for name in space.parameters:  # A parameter follows those that make it active.
+        if name in values and name not in params and space.is_active(name, params):
+            params[name] = values[name]
+    return dataclasses.replace(evaluation, params=params)
 
 
 def _clean_evaluation(

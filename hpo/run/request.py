@@ -19,7 +19,12 @@ from hpo.options import (
     Options,
 )
 from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
-from hpo.run.initial_evaluations import WarmStart, read_enqueued, read_warm_start
+from hpo.run.initial_evaluations import (
+    WarmStart,
+    parse_warm_start_values,
+    read_enqueued,
+    read_warm_start,
+)
 from hpo.space import Categorical, ConstraintSet, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
@@ -85,7 +90,8 @@ def make_request(
         enqueued = read_enqueued(options.enqueue, file.space, options.seed)
     warm_start = None
     if options.warm_start is not None:
-        warm_start = read_warm_start(options.warm_start, file.space, file.objectives)
+        values = parse_warm_start_values(options.warm_start_values, file.space)
+        warm_start = read_warm_start(options.warm_start, file.space, file.objectives, values)
     storage = options.storage or (before.storage if before else None)
     priors = {}
     if file.space.priors:

@@ -19,7 +19,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from hpo.errors import UsageError
 from hpo.options import Options
@@ -500,6 +505,39 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
     )
     assert "without 4 that are not valid in this search space, such as trial" in session.headline
     assert "parameter 'depth' must be in Int(1, 9), got 2.5" in session.headline
+
+
+def test_warm_start_value_fills_a_new_hyperparameter(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
+    lr, depth = FloatDistribution(0.0, 1.0), IntDistribution(1, 9)
+    for number in range(2):
+        params: dict[str, Any] = {"lr": 0.5, "depth": 2 + number}
+        distributions: dict[str, BaseDistribution] = {"lr": lr, "depth": depth}
+        if number == 1:
+            params["act"] = "tanh"  # It has a value of its own.
+            distributions["act"] = CategoricalDistribution(["relu", "tanh"])
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=1)
+        )
+    source = f"sqlite:///{tmp_path}/mine.db"
+    given = ("act=relu", "flag=True")
+    session = start_session(tmp_path / "run", warm_start=source, warm_start_values=given)
+    imported = session.open_record().read_evaluations()
+    assert [evaluation.params for evaluation in imported] == [
+        {"lr": 0.5, "depth": 2, "act": "relu", "flag": True},
+        {"lr": 0.5, "depth": 3, "act": "tanh", "flag": True},
+    ]
+    unknown = "must be NAME=VALUE with one of depth, act, flag, lr, got 'dropout=0'"
+    for values, message in (
+        (("act=relu",), "no finished evaluation is valid in this search space: trial 0: "),
+        (("act=relu", "flag=7"), "parameter 'flag' must be "),
+        (("dropout=0",), unknown),
+        (("act",), "must be NAME=VALUE with one of depth, act, flag, lr, got 'act'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            start_session(tmp_path / "other", warm_start=source, warm_start_values=values)
+    with pytest.raises(UsageError, match="--warm-start-value must be used with --warm-start"):
+        start_session(tmp_path / "other", warm_start_values=given)
 
 
 def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
