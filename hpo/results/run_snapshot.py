@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpo.options import RECORDED_OPTIONS, format_value, from_json
+from hpo.options import PROGRAM_OPTIONS, RECORDED_OPTIONS, format_value, from_json
 from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.store.manifest import Manifest
 from hpo.store.pruning import is_search_over
 from hpo.store.storage_url import has_hidden_password, is_url
 
-# Options that describe a training script. Each has a value.
-_SCRIPT_OPTIONS = (
-    *("--space", "--loss", "--maximize", "--metric", "--flag", "--resume-args", "--first-report"),
-)
+# Each has a value.
+_SCRIPT_OPTIONS = [option.flags for option in PROGRAM_OPTIONS.values()]
 _MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
 
 

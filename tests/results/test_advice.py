@@ -16,6 +16,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import Float, Int, SearchSpace
+from hpo.options import PROGRAM_OPTIONS
 from hpo.results.advice import Advice, find_advice
 from hpo.results.failures import find_failure_kinds, find_failure_region, group_failures
 from hpo.results.reader import RunReader
@@ -685,6 +686,7 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
         "amp",
         "--resume-args",
         "--resume {folder}/last.pt",
+        *(word for each in PROGRAM_OPTIONS.values() for word in (each.flags, "any")),
     ]
     program = ["--", "train.py", "--epochs", "3", "--space", "x"]
     words = [
