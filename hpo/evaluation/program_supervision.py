@@ -215,7 +215,8 @@ class ProgramSupervision(Supervision):
     # The end of the program
 
     def _complete_end(self, end: RankEnd) -> RankEnd:
-        self._own_reports += self._reports.take_last_reports()
+        is_whole = self._watched.cause is None and end.failure is None
+        self._own_reports += self._reports.take_last_reports(is_whole)
         # A cancelled program may have saved a checkpoint and not yet reported its loss.
         saves = self._leader is not None and self._watched.cause is None
         remark = end.remark or self._reports.find_warning(len(self._own_reports), saves)
@@ -542,13 +543,17 @@ class ReportReader:
         self._new_reports = []
         return new
 
-    def take_last_reports(self) -> list[Report]:
-        """Return the last reports of a program that has ended; its last line may be incomplete."""
+    def take_last_reports(self, is_whole: bool = True) -> list[Report]:
+        """Return the last reports of a program that has ended; its last line may be incomplete.
+
+        With ``--step``, the last epoch counts only if the program was not cut off in it.
+        """
         self._read_file()
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
         self._partial_line = b""
-        self._report_pending()
+        if is_whole:
+            self._report_pending()
         return self.take_new_reports()
 
     def close(self) -> None:

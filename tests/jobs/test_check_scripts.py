@@ -100,7 +100,8 @@ def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
     }
     for options, point in told.items():
         check = [*HPO, "check", "--loss", r"loss (\S+)", *options, "--", SCRIPTS / "resuming.py"]
-        job = mpi.run(1, *check, "--out", "{folder}", cwd=tmp_path)
+        more = ["--out", "{folder}", "--seconds", scale(0.6)]
+        job = mpi.run(1, *check, *more, cwd=tmp_path)
         assert job.returncode == int("wrong" in point), job.stdout
         assert point in join_points(job.stdout)
 
