@@ -139,9 +139,9 @@ class Evaluator:
         if (kept := reset_drafts(values["drafts"], start.path)) is not None:
             return replace(start, path=kept)
         if program.script.can_resume and not (previous and previous.rejects_own_file):
-            losses, seconds = leader.find_losses(assignment)
             file = program.find_checkpoint(assignment.params, values)
-            if losses and file is not None:
+            losses, seconds = leader.find_losses(assignment) if file is not None else ([], 0.0)
+            if losses:
                 return StartingPoint(own_file=file, losses=losses, seconds=seconds)
         set_folder_aside(values["folder"])
         return StartingPoint()

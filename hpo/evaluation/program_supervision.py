@@ -115,6 +115,7 @@ class ProgramSupervision(Supervision):
         self._own_reports: list[Report] = []
         # Of the leader's program, if it resumes from its own files: its checkpoint at the start,
         # and whether it writes each checkpoint before the report of its loss; None if not known.
+        self._values: Mapping[str, Any] = {}
         self._first_checkpoint: tuple[str, int, int] | None = None
         self._saves_before_report: bool | None = None
         self._group.slot.output.listener = self._reports
@@ -123,6 +124,7 @@ class ProgramSupervision(Supervision):
         """Send the command line and the environment of the program to the trainer."""
         script = self._program.script
         start = self._attempt.start
+        self._values = values
         self._first_checkpoint = self._identify_checkpoint()
         if script.has_placeholder("folder"):
             values["folder"].mkdir(parents=True, exist_ok=True)
@@ -204,9 +206,7 @@ class ProgramSupervision(Supervision):
         """Return the program's own checkpoint, with time and size; None if there is none."""
         if self._leader is None or not self._program.script.can_resume:
             return None
-        assignment = self._attempt.assignment
-        known = self._context.describe_evaluation(assignment, self._group.size)
-        path = self._program.find_checkpoint(assignment.params, known)
+        path = self._program.find_checkpoint(self._attempt.assignment.params, self._values)
         if path is None:
             return None
         status = path.stat()

@@ -87,7 +87,8 @@ class RankGroup:
         gpus: dict[str, list[str]] = {}
         for place in self._places:
             gpus.setdefault(place.host_name, []).extend(place.gpus.own_ids)
-        attributes: dict[str, Any] = {"hosts": Counter(place.host_name for place in self._places)}
+        hosts = Counter(place.host_name for place in self._places)
+        attributes: dict[str, Any] = {"hosts": dict(hosts)}
         if any(gpus.values()):
             attributes["gpus"] = {host: list(dict.fromkeys(ids)) for host, ids in gpus.items()}
         return attributes

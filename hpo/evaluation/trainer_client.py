@@ -27,7 +27,7 @@ from hpo.layout import list_usable_cores
 from hpo.process.channel import ChannelClosed, Message
 from hpo.process.failure import describe_status
 from hpo.process.launcher import make_plain_environment
-from hpo.process.linux import count_memory_kills
+from hpo.process.linux import count_memory_kills, read_stat_fields
 from hpo.process.standard_streams import warn
 from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, find_frames
 
@@ -318,8 +318,7 @@ class TrainerClient:
     def read_thread_state(self) -> tuple[bool, int]:
         """Return whether the trainer's main thread sleeps, and its CPU time in ticks of 10 ms."""
         with suppress(OSError, ValueError, IndexError):
-            stat = Path(f"/proc/{self.process}/task/{self.process}/stat").read_text()
-            values = stat.rpartition(")")[2].split()
+            values = read_stat_fields(Path(f"/proc/{self.process}/task/{self.process}"))
             return values[0] == "S", int(values[11]) + int(values[12])
         return False, 0
 

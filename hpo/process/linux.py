@@ -95,7 +95,7 @@ def is_read_by_tee() -> bool:
 
 def _is_interrupted_by_terminal(folder: Path) -> bool:
     """Return whether Ctrl-C in its terminal ends the process with this folder in /proc."""
-    terminal = int((folder / "stat").read_text().rpartition(")")[2].split()[4])
+    terminal = int(read_stat_fields(folder)[4])
     lines = (folder / "status").read_text().splitlines()
     ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
     return terminal != 0 and not ignored >> (signal.SIGINT - 1) & 1
@@ -104,9 +104,16 @@ def _is_interrupted_by_terminal(folder: Path) -> bool:
 def find_parent(process: int) -> int:
     """Return the parent of a process; 0 if it has none, or has ended."""
     with suppress(OSError):
-        content = Path(f"/proc/{process}/stat").read_text()
-        return int(content.rpartition(")")[2].split()[1])
+        return int(read_stat_fields(Path(f"/proc/{process}"))[1])
     return 0
+
+
+def read_stat_fields(folder: Path) -> list[str]:
+    """Return the fields of `stat` after the name, which may have spaces, of a process or thread.
+
+    It has this folder in /proc.
+    """
+    return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
 def has_children() -> bool:

@@ -28,3 +28,8 @@ def is_mapping(value: object) -> bool:
 def is_mapping_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     """Return a function that accepts a JSON object if `fits` accepts each of its values."""
     return lambda value: type(value) is dict and all(map(fits, value.values()))
+
+
+def is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return a function that accepts a JSON list if `fits` accepts each of its items."""
+    return lambda value: type(value) is list and all(map(fits, value))

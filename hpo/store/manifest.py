@@ -14,7 +14,7 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.options import is_valid_json
-from hpo.store.json_values import is_mapping, is_mapping_of, is_text, is_whole_number
+from hpo.store.json_values import is_list_of, is_mapping, is_mapping_of, is_text, is_whole_number
 from hpo.text_format import format_repr
 
 FORMAT = 2
@@ -160,16 +160,12 @@ def _is_whole_from(least: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and value >= least
 
 
-def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: type(value) is list and all(map(fits, value))
-
-
 def _is_objectives(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     names: Any = value.get("names")
     maximized: Any = value.get("maximized")
-    are_lists = _is_list_of(is_text)(names) and _is_list_of(is_text)(maximized)
+    are_lists = is_list_of(is_text)(names) and is_list_of(is_text)(maximized)
     if not are_lists or names[:1] != [LOSS]:
         return False
     return len({*names}) == len(names) and {*maximized} <= {*names[1:]}
@@ -226,7 +222,7 @@ _FIELDS: dict[str, _FieldRule] = {
     "seed": ("a whole number from 0", _is_whole_from(0), int),
     "propagators": (
         "a list of propagators",
-        lambda value: bool(value) and _is_list_of(is_text)(value),
+        lambda value: bool(value) and is_list_of(is_text)(value),
         tuple,
     ),
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
@@ -244,7 +240,7 @@ _FIELDS: dict[str, _FieldRule] = {
     "study": ("a text", lambda value: is_text(value) and value != "", str),
     "sessions": (
         "a list of sessions with a file and its sha256",
-        lambda value: bool(value) and _is_list_of(_is_session)(value),
+        lambda value: bool(value) and is_list_of(_is_session)(value),
         lambda value: tuple(map(_parse_session, value)),
     ),
     "layout": (
@@ -259,7 +255,7 @@ _FIELDS: dict[str, _FieldRule] = {
     ),
     "started": _TEXT,
     "search_space": _TEXT,
-    "hosts": ("a list of texts", _is_list_of(is_text), tuple),
+    "hosts": ("a list of texts", is_list_of(is_text), tuple),
     "versions": _TEXTS,
     "command": _TEXT,
 }

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
-from hpo.store.json_values import is_mapping, is_mapping_of, is_number, is_text, is_whole_number
+from hpo.store.json_values import (
+    is_list_of,
+    is_mapping,
+    is_mapping_of,
+    is_number,
+    is_text,
+    is_whole_number,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -40,10 +47,6 @@ def _is_at_rungs(value: object) -> bool:
     )
 
 
-def _is_list_of_texts(value: object) -> bool:
-    return type(value) is list and all(map(is_text, value))
-
-
 _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("island", "worker", "generation", "confirms", "seed"), is_whole_number),
     **dict.fromkeys(("retry_of", "crash_count", "resumed_from_step", "inherits"), is_whole_number),
@@ -52,7 +55,7 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
     "hosts": is_mapping_of(is_whole_number),
-    "gpus": is_mapping_of(_is_list_of_texts),
+    "gpus": is_mapping_of(is_list_of(is_text)),
     **dict.fromkeys(("seconds", "seconds_before"), _is_duration),
 }
 

@@ -158,8 +158,9 @@ def describe_comparison(
         sentences.append(f"{_capitalize(format_list(good, len(good)))} are {within}.")
     elif not good:
         excess = entries[0].worse_by_at_most
-        limit = "" if excess is None else format_number(excess)
-        known = f": {names[0]} may be worse by up to {limit}" if limit else ""
+        known = ""
+        if excess is not None:
+            known = f": {names[0]} may be worse by up to {format_number(excess)}"
         sentences.append(f"None is certain to be {within}{known}.")
     elif len(candidates) > 1:
         sentences.append(f"Only {good[0]} is certain to be {within}.")
