@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from hpo.process.linux import has_gpu_files
+from hpo.process.linux import find_parent, has_gpu_files, read_command_line
 
 # Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate
 # reads PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
@@ -30,6 +32,8 @@ _LOCAL_RANK_VARIABLES = (
     *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
     *("PALS_LOCAL_RANKID", "SLURM_LOCALID"),
 )
+
+_VARIABLE_OPTIONS = frozenset(["-env", "-genv", "-x"])
 
 _TEMPLATE_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -99,6 +103,36 @@ def describe_launcher(environment: Mapping[str, str]) -> str:
     if has_pmi and {"SLURM_PROCID", "SLURM_STEP_ID"} <= names:
         return "srun"
     return "a launcher with PMI" if has_pmi else "no launcher"
+
+
+def find_launch_words(environment: Mapping[str, str], ranks: int) -> list[str]:
+    """Return the words before this program's name on the command line that started the job.
+
+    These are for example `mpirun -n 8 python`. They are read from a parent of this process. If no
+    parent has them, as with srun, only the number of ranks is known of the launcher's options.
+    This is also so if they set variables, whose values may be secret.
+    """
+    launcher = describe_launcher(environment)
+    process = os.getpid()
+    while launcher != "no launcher" and (process := find_parent(process)) > 1:
+        words = _drop_program(read_command_line(process))
+        if words and _VARIABLE_OPTIONS.isdisjoint(words):
+            name = Path(words[0]).name
+            return [name if shutil.which(name) else words[0], *words[1:]]
+    is_file = sys.argv[0].endswith(".py")  # Otherwise, it is an installed command.
+    interpreter = (_drop_program(sys.orig_argv) or ["python"]) if is_file else []
+    if launcher == "no launcher":
+        return interpreter
+    return ["srun" if launcher == "srun" else "mpirun", "-n", str(ranks), *interpreter]
+
+
+def _drop_program(words: Sequence[str]) -> list[str]:
+    """Return the words before this program and its arguments; none if they do not end with it."""
+    before = len(words) - len(sys.argv)
+    if before <= 0 or list(words[before + 1 :]) != sys.argv[1:]:
+        return []
+    same = Path(words[before]).name == Path(sys.argv[0]).name
+    return list(words[:before]) if same else []
 
 
 def describe_scheduler(environment: Mapping[str, str]) -> str:

@@ -108,6 +108,13 @@ def find_parent(process: int) -> int:
     return 0
 
 
+def read_command_line(process: int) -> list[str]:
+    """Return the words of a process's command line; none if it has ended."""
+    with suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).split("\0")[:-1]
+    return []
+
+
 def read_stat_fields(folder: Path) -> list[str]:
     """Return the fields of `stat` after the name, which may have spaces, of a process or thread.
 

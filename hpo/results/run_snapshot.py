@@ -98,12 +98,12 @@ class RunSnapshot:
     @property
     def has_space_in_command(self) -> bool:
         """Whether the run trains a script, so that the command line defines the search space."""
-        return "--" in self._split_command()
+        return "--" in _split_words(self.manifest.command)
 
     @property
     def lacks_seed(self) -> bool:
         """Whether the command of a script lacks the placeholder `{seed}`."""
-        words = self._split_command()
+        words = _split_words(self.manifest.command)
         return "--" in words and not any("{seed}" in word for word in words[words.index("--") :])
 
     def format_resume_command(self, *options: str) -> str:
@@ -159,16 +159,12 @@ class RunSnapshot:
 
     def _format_command(self, *options: str) -> str:
         """Return a command with the run's program and search space; empty if it is too long."""
-        words = self._split_command()
+        words = _split_words(self.manifest.command)
         end = words.index("--") if "--" in words else len(words)
-        command = shlex.join([*self._find_program(words[:end]), *options, *words[end:]])
+        program = self._find_program(words[:end])
+        launcher = _split_words(self.manifest.launcher) if program else []
+        command = shlex.join([*launcher, *program, *options, *words[end:]])
         return command if len(command) <= _MAX_COMMAND_LENGTH else ""
-
-    def _split_command(self) -> list[str]:
-        try:
-            return shlex.split(self.manifest.command)
-        except ValueError:  # A user has edited run.json.
-            return []
 
     def _find_program(self, words: Sequence[str]) -> Sequence[str]:
         search_space = self.manifest.search_space
@@ -185,3 +181,10 @@ class RunSnapshot:
         if not words or not words[0].endswith(".py"):
             return []
         return [words[0], search_space] if search_space in words[1:] else words[:1]
+
+
+def _split_words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # A user has edited run.json.
+        return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shlex
 import sys
 import time
@@ -22,6 +23,7 @@ from hpo.errors import UsageError
 from hpo.evaluation.host import RankPlace, choose_backend, describe_gpus, has_separated_worker
 from hpo.layout import describe_spanning_workers
 from hpo.options import to_json
+from hpo.process.launcher import find_launch_words
 from hpo.process.standard_streams import warn
 from hpo.results.confirmation import ConfirmationPlan, make_plan
 from hpo.run.initial_evaluations import describe_setting_changes, find_misfits, record_warm_start
@@ -272,6 +274,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         study=before.study if before else run_dir.study_name,
         sessions=(),
         command=shlex.join(arguments),
+        launcher=shlex.join(find_launch_words(os.environ, request.layout.ranks)),
     )
 
 

@@ -76,6 +76,8 @@ class Manifest:
             run directory.
         study: Name of the study in the storage.
         sessions: Sessions of the run, oldest first.
+        command: The program and its arguments, as they were typed.
+        launcher: The words that were typed before the program, such as `mpirun -n 8 python`.
     """
 
     format: int = FORMAT
@@ -100,6 +102,7 @@ class Manifest:
     study: str
     sessions: tuple[SessionEntry, ...]
     command: str = ""
+    launcher: str = ""
 
     @property
     def confirmation_study(self) -> str:
@@ -258,4 +261,5 @@ _FIELDS: dict[str, _FieldRule] = {
     "hosts": ("a list of texts", is_list_of(is_text), tuple),
     "versions": _TEXTS,
     "command": _TEXT,
+    "launcher": _TEXT,
 }

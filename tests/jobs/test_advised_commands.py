@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.support.advice import (
     make_session_times,
 )
 from tests.support.launch import PROGRAM, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 
@@ -61,9 +63,15 @@ def advise(kind: str, known: RunSnapshot) -> Advice:
     return advice
 
 
+def split_arguments(command: str) -> list[str]:
+    """Return the program of a printed command, and its arguments."""
+    words = shlex.split(command)
+    return words[words.index(str(PROGRAM)) :]
+
+
 def run_command(mpi: Mpi, command: str, ranks: int = 2) -> str:
     """Run a printed command with mpirun, and return its output."""
-    job = mpi.run(ranks, *shlex.split(command), cwd=Path.cwd())
+    job = mpi.run(ranks, *split_arguments(command), cwd=Path.cwd())
     assert (job.returncode, job.stderr) == (0, ""), job.stdout
     return job.stdout
 
@@ -160,7 +168,7 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
             manifest=replace(before.manifest, sessions=(entry,), started=""),
         ),
     )
-    job = mpi.run(4, *shlex.split(advice.command), cwd=Path.cwd())
+    job = mpi.run(4, *split_arguments(advice.command), cwd=Path.cwd())
     assert job.returncode == 0, job.stderr
     (run_json,) = Path("runs").glob("*/run.json")
     after = RunReader(run_json.parent)
@@ -183,13 +191,49 @@ def test_advice_for_a_program_keeps_a_worker_for_each_propagator() -> None:
     assert advice.command == "", "each propagator needs a worker"
 
 
+def run_pasted(command: str) -> str:
+    """Run a command in a shell, and return its output."""
+    job = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=True, timeout=scale(100)
+    )
+    return job.stdout
+
+
+def test_resume_command_can_be_pasted(
+    each_mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--run-dir", "run", "--set", "epochs=1"]
+    job = each_mpi.launch(2, PROGRAM, QUICK, *options, "--evaluations", 2, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    reader = RunReader(RUN)
+    flags = shlex.join([*each_mpi.flags, "-n", "2"])
+    assert reader.manifest.launcher.partition(" ")[2].startswith(flags)
+    output = run_pasted(reader.take_snapshot().format_resume_command("--evaluations", "3"))
+    assert "3 complete, of 3" in output
+    assert RunReader(RUN).manifest.launcher == reader.manifest.launcher
+
+
+@pytest.mark.parametrize(
+    "command", ["mpirun -n 2 sh -c 'exec {program}'", "mpirun -genv PASSWORD secret -n 2 {program}"]
+)
+def test_launchers_without_readable_options_have_the_ranks(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mpirun, _, _, *words, _ = mpi.make_command(2, PROGRAM)
+    program = shlex.join([*words, str(PROGRAM), str(QUICK), "--run-dir", "run"])
+    run_pasted(command.format(program=f"{program} --evaluations 2"))
+    assert RunReader(RUN).manifest.launcher == shlex.join([mpirun, "-n", "2", *words])
+
+
 @pytest.mark.usefixtures("session")
 def test_new_run_command_omits_a_reached_target() -> None:
     known = RunReader(RUN).take_snapshot(for_advice=True)
     assert known.is_spent
     command = known.format_new_command()
     assert "--target-loss" not in command
-    assert shlex.split(command)[2:] == [
+    assert split_arguments(command)[2:] == [
         *("--set", "epochs=3", "--evaluations", "8", "--evaluation-timeout", "50"),
         *("--propagators", "random", "--seed", "3", "--top-n", "4"),
     ]
@@ -201,7 +245,7 @@ def test_resume_command_has_options_that_are_not_kept() -> None:
     entry = known.manifest.sessions[-1]
     entry = replace(entry, options={**entry.options, "ranks_per_worker": 4})
     about = replace(known.manifest, sessions=(entry,), storage="postgresql://me:***@host/db")
-    words = shlex.split(replace(known, manifest=about).format_confirm_command(3))[2:]
+    words = split_arguments(replace(known, manifest=about).format_confirm_command(3))[2:]
     assert words == [
         *("--run-dir", "run", "--resume", "--ranks-per-worker", "4"),
         *("--storage", "postgresql://me:***@host/db", "--confirm-seeds", "3"),

@@ -162,7 +162,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
 
 def _describe_run(run: Manifest, cost: Cost) -> list[tuple[str, str]]:
     return [
-        ("command", run.command),
+        ("command", f"{run.launcher} {run.command}".strip()),
         ("search space", run.search_space),
         ("started", run.started),
         ("layout", str(run.layout)),
