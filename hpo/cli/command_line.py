@@ -65,7 +65,8 @@ def run_command(run: Callable[[], T], program: str) -> T | int:
         hint = ""
         if isinstance(error, _ClickError):
             message = error.format_message()
-            hint = f" (see {program} --help)"
+            context: Any = getattr(error, "ctx", None)
+            hint = f" (see {context.command_path if context else program} --help)"
         print(f"error: {make_printable_lines(message).rstrip('.')}{hint}", file=sys.stderr)
         return ExitStatus.USAGE_ERROR
     except RunError as error:

@@ -72,7 +72,7 @@ def _run_and_exit(
     fill_closed_streams()
     # A run does not need its standard output.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
-    template = _start_mpi(program)
+    template = _start_mpi(program, is_shown=name == "search" and "--help" not in arguments)
     from hpo.ranks.communicator import finalize_mpi, get_world
     from hpo.ranks.job import Job, abort_for_error
     from hpo.ranks.rank_watch import RankWatch
@@ -98,17 +98,20 @@ def _run_and_exit(
     exit_process(status)
 
 
-def _start_mpi(program: str) -> TemplateProcess | None:
+def _start_mpi(program: str, is_shown: bool) -> TemplateProcess | None:
     """Start MPI. On the first rank of each host, first start and return the template.
 
-    Exit the process with a message if a required package is not installed. End the job with a
-    message if the template cannot be started.
+    If `is_shown`, the first rank prints that it loads them. Exit the process with a message if a
+    required package is not installed. End the job with a message if the template cannot be started.
     """
     from hpo.process.launcher import is_first_rank
 
     template = None
     try:
         check_packages(program)
+        if is_shown and is_first_rank(os.environ):
+            # On a slow machine, the next line may follow half a minute later.
+            print("loading MPI and torch", flush=True)
         from hpo.evaluation.template_client import start_template
 
         # MPI implementations discourage forks, so the template starts before MPI. It imports torch

@@ -55,8 +55,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run import first_rank  # noqa: F401 - imports Optuna as well
 
         _limit_time(options, job.watch)
-        # On a slow machine, the next line may follow a minute later.
-        print(f"loading torch and {options.search_space.name}", flush=True)
+        print(f"loading {options.search_space.name}", flush=True)
     with prepare_rank(options, layout, job, shows_progress=True) as state, ExitStack() as resources:
         first = _begin_session(options, job, state, resources)
         manifest, run_dir = world.bcast(

@@ -29,9 +29,11 @@ def test_slurm_script_requests_its_options(
     hpo: Hpo, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOADEDMODULES", "python/3.12:openmpi/5.0")
-    numbers = ["--nodes", 4, "--gpus-per-node", 4, "--cpus-per-rank", 8, "--ranks-per-worker", 4]
-    status, script, _ = hpo("slurm-script", search, *numbers, "--time", "1d1h30m")
-    assert status == 0
+    numbers = ["--nodes", 4, "--gpus-per-node", 4, "--cpus-per-rank", 8, "--time", "1d1h30m"]
+    names = ["--partition", "gpu", "--account", "me", "--directive=--qos=high"]
+    chosen = ["--", "--ranks-per-worker", 4, "--evaluations", 500]
+    status, script, err = hpo("slurm-script", search, *numbers, *names, *chosen)
+    assert (status, err) == (0, "")
     check_syntax(script)
     directives = [
         line.removeprefix("#SBATCH --")
@@ -47,11 +49,12 @@ def test_slurm_script_requests_its_options(
             "cpus-per-task=8",
         ),
         *("time=25:30:00", "signal=USR1@120", "requeue", "no-kill"),
+        *("partition=gpu", "account=me", "qos=high"),
     ]
     assert "\nmodule load python/3.12 openmpi/5.0\n" in script
     assert (
-        "hpo search 'my search.py' --ranks-per-worker 4 --run-dir runs/my_search --resume\n"
-        in script
+        "hpo search 'my search.py' --ranks-per-worker 4 --evaluations 500 --run-dir "
+        "runs/my_search --resume\n" in script
     )
     assert script.endswith("\nif [ $? -eq 75 ]; then sbatch my_search.sh; fi\n")
 
@@ -64,6 +67,35 @@ def test_job_script_has_more_cores_for_ranks_with_gpus(
     assert f"\n#SBATCH --cpus-per-task={cores}\n" in script
     _, script, _ = hpo("pbs-script", search, "--ranks-per-node", 2, *gpus, "--time", "1h")
     assert f":ncpus={2 * cores}:mpiprocs=2" in script
+
+
+def test_slurm_script_shares_the_cores_of_a_node(
+    hpo: Hpo, search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text("#!/bin/sh\necho '128+|gpu:a100:4(S:0-1)'\necho '96|gpu:8'\necho '4|(null)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
+    _, script, _ = hpo("slurm-script", search, "--gpus-per-node", 2, "--time", "1h")
+    assert "\n#SBATCH --cpus-per-task=12\n" in script, "the least share of a GPU"
+
+
+@pytest.mark.usefixtures("search")
+def test_job_script_runs_a_program(hpo: Hpo) -> None:
+    options = ["--run-dir", "here", "--loss", "loss (.*)", "--space", "lr=Float(0.1, 1.0)"]
+    program = ["--", "train.py", "--epochs", "3"]
+    Path("train.py").touch()
+    status, script, err = hpo(
+        "pbs-script", "--time", "1h", "--account=me", "--", *options, *program
+    )
+    assert status == 0
+    assert (
+        "hpo search --run-dir here --loss 'loss (.*)' --space 'lr=Float(0.1, 1.0)' --resume -- "
+        "train.py --epochs 3\n"
+    ) in script
+    assert "\n#PBS -A me\n" in script
+    assert "64 evaluations for 1 worker. They fill the time of a job if one takes 56.2 s" in err
 
 
 def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
@@ -86,9 +118,12 @@ def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
         (["--time", "1h", "--nodes", "0"], "--nodes must be at least 1, got 0"),
         (["--time", "1h", "--gpus-per-node", "-1"], "--gpus-per-node must be at least 0, got -1"),
         (
-            ["--time", "1h", "--ranks-per-node", "3", "--ranks-per-worker", "2"],
+            ["--time", "1h", "--ranks-per-node", "3", "--", "--ranks-per-worker", "2"],
             "3 ranks cannot be divided into workers",
         ),
+        (["--time", "1h", "--directive", "qos"], "--directive must be an option, such as --qos"),
+        (["--time", "1h", "--partitio", "x"], "(see hpo slurm-script --help)"),
+        (["--time", "1h", "--", "--evaluation", "3"], "(see hpo search --help)"),
         ([], "Missing option '--time'"),
     ],
 )

@@ -14,6 +14,7 @@ from hpo.errors import UsageError
 from hpo.process.launcher import is_first_rank
 from hpo.process.lazy_import import LazyModule
 from tests.support.launch import ROOT, run_hpo
+from tests.support.run_output import remove_loading_lines
 
 
 def test_check_packages_if_all_are_installed_passes() -> None:
@@ -83,7 +84,7 @@ def test_command_without_mpi_prints_one_message(
 ) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
     job = run_hpo(command, "digits_cnn", cwd=tmp_path)
-    assert (job.returncode, job.stdout) == (2, "")
+    assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     advice = "Load the MPI module of the cluster, or run: pip install 'hpo-islands[mpich]'"
     assert job.stderr == f"error: mpi4py finds no MPI (cannot load MPI library). {advice}\n"
     assert "MPI: not found (cannot load MPI library)" in run_hpo("--version", cwd=tmp_path).stdout

@@ -58,8 +58,9 @@ def test_documented_script_resubmits_itself(cluster: SlurmCluster) -> None:
 
 def test_written_script_spends_its_budget(cluster: SlurmCluster) -> None:
     numbers = ["--nodes", 3, "--gpus-per-node", 2, "--cpus-per-rank", 4, "--time", "10m"]
-    script = cluster.run("hpo", "slurm-script", "my_search.py", *numbers).stdout
-    cluster.submit(script.replace("--resume", "--resume --evaluations 20"), name="my_search.sh")
+    search = ["my_search.py", "--", "--evaluations", "20"]
+    script = cluster.run("hpo", "slurm-script", *numbers, *search).stdout
+    cluster.submit(script, name="my_search.sh")
     output = cluster.wait_for_jobs(150, "my_search.sh.out")
     assert "20 evaluations on 6 ranks, 3 workers of 2, 2 islands, 3 hosts" in output
     assert read_summary(cluster.folder / "runs" / "my_search")["complete"] == 20

@@ -41,4 +41,4 @@ def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, fl
 
 def remove_loading_lines(output: str) -> str:
     """Return the output of a run without the lines about what it loads."""
-    return re.sub(r"^(loading torch and .*|preparing data)\n", "", output, flags=re.MULTILINE)
+    return re.sub(r"^(loading .*|preparing data)\n", "", output, flags=re.MULTILINE)
