@@ -123,6 +123,13 @@ def read_stat_fields(folder: Path) -> list[str]:
     return (folder / "stat").read_text().rpartition(")")[2].split()
 
 
+def count_cpu_ticks(process: int) -> int:
+    """Return the CPU time of a process, in ticks of the kernel; 0 if it has ended."""
+    with suppress(OSError):
+        return sum(map(int, read_stat_fields(Path(f"/proc/{process}"))[11:13]))
+    return 0
+
+
 def has_children() -> bool:
     """Return whether this process has children. They count until they are waited for."""
     try:

@@ -52,7 +52,8 @@ from hpo.views.progress import ProgressPrinter
 # To count the individuals of a space in which the search found nothing new.
 _SECONDS_TO_COUNT = 60.0
 _NICENESS_OF_TRACKERS = 5  # A tracker may share a core with a rank, which has priority.
-_SECONDS_FOR_TRACKERS = 10.0
+_SECONDS_FOR_TRACKERS = 120.0
+_SECONDS_FOR_IDLE_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 7 s.
 
 
@@ -192,9 +193,10 @@ class FirstRank:
         checkpoints.remove_empty_folder()
         run_test = None if is_stopped else partial(run_test_in_trainer, self._slot.fork_other)
         finalize_run(self.session.run_dir.path, self.session.storage, self._problem, run_test)
-        self._tracking.wait(
-            _SECONDS_FOR_TRACKERS_AT_A_STOP if is_stopped else _SECONDS_FOR_TRACKERS
-        )
+        if is_stopped:
+            self._tracking.wait(_SECONDS_FOR_TRACKERS_AT_A_STOP)
+        else:
+            self._tracking.wait(_SECONDS_FOR_TRACKERS, _SECONDS_FOR_IDLE_TRACKERS)
         return status
 
     def report_outcome(self) -> int:

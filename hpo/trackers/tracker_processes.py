@@ -8,6 +8,7 @@ ends its process would also stop the rank.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,11 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import hpo.trackers
+from hpo.process.linux import count_cpu_ticks
 from hpo.process.standard_streams import warn
 from hpo.store.run_dir import RunDir
 from hpo.store.study import open_confirmations, open_existing_study
 
 _ROOT = Path(hpo.__file__).parents[1]
+_POLL_SECONDS = 0.2
 
 
 class TrackerProcesses:
@@ -53,13 +56,15 @@ class TrackerProcesses:
         for process in self._processes:
             process.finish()
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float = math.inf, idle_seconds: float = math.inf) -> bool:
         """Wait until all trackers have ended after `finish`. Return whether all succeeded.
 
-        Trackers that still run after `seconds` are killed; default: no limit.
+        Trackers are killed that still run after `seconds`, or that use no CPU time for
+        `idle_seconds`. On a busy host, the import of a package alone takes longer than a tracker
+        that hangs may be waited for.
         """
-        end = None if seconds is None else time.monotonic() + seconds
-        ended = [process.wait(end) for process in self._processes]
+        end = time.monotonic() + seconds
+        ended = [process.wait(end, idle_seconds) for process in self._processes]
         return all(ended)
 
 
@@ -102,9 +107,19 @@ class _TrackerProcess:
         with suppress(OSError):
             self._process.stdin.close()
 
-    def wait(self, end: float | None) -> bool:
-        """Wait until the process has ended, or kill it at `end`. Return whether it succeeded."""
-        self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
+    def wait(self, end: float, idle_seconds: float) -> bool:
+        """Wait until the process has ended, or kill it. Return whether it succeeded.
+
+        It is killed at `end`, or if it uses no CPU time for `idle_seconds`.
+        """
+        used = -1
+        idle_since = now = time.monotonic()
+        while self._listener.is_alive() and now < min(end, idle_since + idle_seconds):
+            self._listener.join(min(_POLL_SECONDS, end - now))
+            now = time.monotonic()
+            if (ticks := count_cpu_ticks(self._process.pid)) != used:
+                used = ticks
+                idle_since = now
         if self._listener.is_alive():
             self._has_warned = True
             self._notify(

@@ -559,6 +559,16 @@ def test_tracker_that_hangs_is_killed_after_time_limit(
 
 
 @pytest.mark.slow
+def test_tracker_that_computes_is_waited_for(tmp_path: Path) -> None:
+    """The import of mlflow and a new store take longer than a tracker may be idle."""
+    session = begin_run(tmp_path / "run")
+    start_evaluation(session.open_record(), 1)
+    tracking, messages = start_trackers(session, "mlflow")
+    tracking.finish()
+    assert tracking.wait(idle_seconds=scale(1.5)), messages
+
+
+@pytest.mark.slow
 def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     start_evaluation(session.open_record(), 1)
