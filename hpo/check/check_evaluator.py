@@ -14,7 +14,7 @@ from typing import Any
 from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import Checkpointer, Leader, Limits
-from hpo.evaluation.program_supervision import Program
+from hpo.evaluation.program import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.trainer_client import run_test_in_trainer
 from hpo.evaluation.verdict import State, Verdict

@@ -19,7 +19,7 @@ from hpo.check.check_evaluator import MAX_LOSSES, CheckEvaluator, CheckOutcome
 from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
 from hpo.check.finding import print_findings
 from hpo.errors import ExitStatus
-from hpo.evaluation.program_supervision import Program
+from hpo.evaluation.program import Program
 from hpo.layout import Layout
 from hpo.options import Options
 from hpo.ranks.job import Job

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.draft_store import DraftStore
-    from hpo.evaluation.program_supervision import Program
+    from hpo.evaluation.program import Program
     from hpo.process.messages import Report
     from hpo.process.user_frames import UserFrames
     from hpo.store.checkpoints import CheckpointInfo

@@ -34,7 +34,7 @@ from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, find_frames
 if TYPE_CHECKING:
     from _typeshed import HasFileno
 
-    from hpo.evaluation.program_supervision import ReportReader
+    from hpo.evaluation.report_reader import ReportReader
 
 _SECONDS_TO_WRITE_STACKS = 0.5
 _MAX_SECONDS_TO_EXIT = 15.0  # for a killed process, which the driver of a GPU may keep

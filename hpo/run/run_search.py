@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hpo.evaluation.attempt import EvaluationContext
 from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import make_target_stop
-from hpo.evaluation.program_supervision import Program
+from hpo.evaluation.program import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options

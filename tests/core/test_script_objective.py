@@ -18,8 +18,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hpo import Categorical, Float
 from hpo.cli.search_source import make_script, parse_space, split_command
 from hpo.errors import UsageError
-from hpo.evaluation.program_supervision import ReportMerger, ReportReader
+from hpo.evaluation.program_supervision import ReportMerger
 from hpo.evaluation.rank_group import reserve_port
+from hpo.evaluation.report_reader import ReportReader
 from hpo.evaluation.trainer_client import OutputPipe, TrainerOutput
 from hpo.options import ProgramOptions
 from hpo.process.messages import Report

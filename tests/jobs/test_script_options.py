@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checks import join_points
-from tests.support.launch import SCRIPTS, SEARCH, Mpi, run_hpo
+from tests.support.launch import HPO, SCRIPTS, SEARCH, Mpi, run_hpo
 from tests.support.run_output import find_complete_losses, load_trials
 
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
@@ -109,7 +109,9 @@ def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Pat
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
     assert "The script must take the seed, as --seed or by another option." in job.stdout
     (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
-    job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
+    words = shlex.split(command)
+    assert words[:4] == ["mpirun", "-n", "2", "hpo"]
+    job = mpi.run(2, *HPO, *words[4:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, (
         "only the confirmations are new"
