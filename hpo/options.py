@@ -88,6 +88,14 @@ WHOLE = Kind(
     limits="at least 0 and less than 2**63",
     is_valid=lambda number: 0 <= number < 2**63,
 )
+TRIALS = Kind(
+    "N,...",
+    (tuple,),
+    lambda text: tuple(map(int, text.split(","))),
+    noun="numbers of trials, such as 0,14",
+    limits="numbers of trials",
+    is_valid=lambda trials: all(type(trial) is int and trial >= 0 for trial in trials),
+)
 COUNT = replace(
     WHOLE, limits="at least 1 and less than 2**63", is_valid=lambda number: 1 <= number < 2**63
 )
@@ -157,7 +165,7 @@ def format_value(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
-        return ",".join(value)
+        return ",".join(map(str, value))
     if isinstance(value, float) and math.isinf(value):
         return _OFF
     is_integral = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
@@ -283,6 +291,16 @@ class Options:
         "Search",
         replace(WHOLE, metavar="K"),
     )
+    confirm_trials: tuple[int, ...] = _option(
+        (), "Trials that --confirm-seeds trains besides the best.", "Search", TRIALS, is_kept=False
+    )
+    test: bool = _option(
+        True,
+        "Test the best on data that the search has not seen.",
+        "Search",
+        SWITCH,
+        flags="--test/--no-test",
+    )
 
     pruner: str = _option(
         "none", "none, median, percentile:P, asha, hyperband or one-epoch.", "Early stopping", TEXT
@@ -354,6 +372,8 @@ class Options:
             )
         if self.warm_start_values and self.warm_start is None:
             raise UsageError("--warm-start-value must be used with --warm-start")
+        if self.confirm_trials and not self.confirm_seeds:
+            raise UsageError("--confirm-trials must be used with --confirm-seeds")
         if self.resume and self.run_dir is None:
             raise UsageError(
                 "--resume must be used with --run-dir. Give the directory of the run to resume"

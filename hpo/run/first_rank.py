@@ -145,7 +145,9 @@ class FirstRank:
             return 0
         session.create_confirmations(space)
         record = session.open_confirmations()
-        best = session.find_to_confirm(evaluations, record.read_evaluations(), self._options.top_n)
+        best = self._find_to_confirm(evaluations, record.read_evaluations())
+        for trial in sorted({*self._options.confirm_trials} - {one.trial for one in best}):
+            warn(f"warning: --confirm-trials {trial}: there is no trial {trial} with a loss")
         to_do = session.confirmation_plan.count_remaining(best, record.read_evaluations())
         total = session.confirmation_plan.enqueue_planned(record, best, space)
         self._tracking.add_study(session.storage, session.manifest.confirmation_study)
@@ -154,6 +156,14 @@ class FirstRank:
         seeds = format_count(session.confirmation_plan.count, "other seed")
         print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
         return total
+
+    def _find_to_confirm(
+        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
+    ) -> list[Evaluation]:
+        options = self._options
+        return self.session.find_to_confirm(
+            evaluations, confirmations, options.top_n, options.confirm_trials
+        )
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:
         """Return the writer of the study that confirms the best, with `total` evaluations."""
@@ -191,8 +201,16 @@ class FirstRank:
             record = self.session.open_record()
             checkpoints.remove_all_except(self.session.find_roots_to_inherit(record))
         checkpoints.remove_empty_folder()
-        run_test = None if is_stopped else partial(run_test_in_trainer, self._slot.fork_other)
-        finalize_run(self.session.run_dir.path, self.session.storage, self._problem, run_test)
+        run_test = None
+        if self._options.test and not is_stopped:
+            run_test = partial(run_test_in_trainer, self._slot.fork_other)
+        finalize_run(
+            self.session.run_dir.path,
+            self.session.storage,
+            self._problem,
+            run_test,
+            is_stopped=is_stopped,
+        )
         if is_stopped:
             self._tracking.wait(_SECONDS_FOR_TRACKERS_AT_A_STOP)
         else:
@@ -301,7 +319,7 @@ class FirstRank:
         reached = find_target_stop(evaluations, self._options.target_loss)
         if reached and (stopping is None or not session.confirmation_plan.count):
             stopping = reached
-        best = session.find_to_confirm(evaluations, confirmations, self._options.top_n)
+        best = self._find_to_confirm(evaluations, confirmations)
         unconfirmed = session.confirmation_plan.count_remaining(best, confirmations)
         if stopping and unconfirmed and stopping.status == ExitStatus.BUDGET_SPENT:
             return replace(stopping, status=ExitStatus.UNFINISHED, remedy="")
@@ -338,7 +356,11 @@ class FirstRank:
 
 
 def finalize_run(
-    run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None
+    run_dir: Path,
+    storage: str | None,
+    problem: Problem,
+    run_test: RunTest | None,
+    is_stopped: bool = False,
 ) -> None:
     """Test the winner, which is the evaluation that the run recommends, and write the report.
 
@@ -348,25 +370,27 @@ def finalize_run(
     Args:
         storage: The URL of the storage of the study, with its password. None: the storage in
             run.json.
-        run_test: Runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if
-            the run is being stopped. There is then too little time for the test, and for the
-            report's importances and expected loss, which need models.
+        run_test: Runs the user's `test` in a trainer (see `hpo.results.recommendation`). None: the
+            winner is not tested.
+        is_stopped: Whether the run is being stopped. There is then too little time for the report's
+            importances and expected loss, which need models.
     """
     try:
         run = RunReader(run_dir, storage)
     except UsageError as error:  # The manifest was edited or removed.
         _warn_in_a_line(f"no report was written: {error}")
         return
-    if run_test is not None:
+    if not is_stopped:
         winner = run.find_winner()
-        _test_winner(run, winner, problem, run_test)
+        if run_test is not None:
+            _test_winner(run, winner, problem, run_test)
         if winner is not None and find_confirmed_entry(winner, run.read_confirmations()):
             remove_other_weights(run.run_dir.confirmed_weights, winner.trial)
     advised = _print_advice(run)
     try:
         from hpo.views.page.html_report import write_report
 
-        write_report(run, run.run_dir.report_html, ask_models=run_test is not None)
+        write_report(run, run.run_dir.report_html, ask_models=not is_stopped)
         text = make_printable(f"The report is {run.run_dir.report_html}")
         print("\n" * advised + text, flush=True)
     except Exception as error:

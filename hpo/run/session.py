@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -95,14 +95,25 @@ class Session:
         return record.find_roots(find_trials_to_keep(record.read_evaluations(), islands))
 
     def find_to_confirm(
-        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], n: int
+        self,
+        evaluations: Sequence[Evaluation],
+        confirmations: Sequence[Evaluation],
+        n: int,
+        trials: Collection[int],
     ) -> list[Evaluation]:
         """Return the evaluations to confirm with other seeds.
 
-        These are the n best, and the individuals that earlier sessions confirmed. If n has changed
-        since the previous session, only the n best.
+        These are the n best, those of `trials` that have a loss, and the individuals that earlier
+        sessions confirmed. If n has changed since the previous session, the last are left out.
         """
         best = select_top(evaluations, n, self.manifest.objectives)
+        best += [
+            evaluation
+            for evaluation in evaluations
+            if evaluation.trial in trials
+            and evaluation.state in ("complete", "pruned")
+            and evaluation not in best
+        ]
         if any(session.options.get("top_n", n) != n for session in self.manifest.sessions[-2:]):
             return best
         plan = self.confirmation_plan
@@ -112,8 +123,8 @@ class Session:
         # An individual with fewer seeds was not among the best of a later session.
         seeds = Counter(one.confirms for one in planned if one.confirms in confirmed)
         most = max(seeds.values(), default=0)
-        trials = [trial for trial, count in seeds.items() if trial is not None and count == most]
-        others = [evaluations[trial] for trial in trials]
+        earlier = [trial for trial, count in seeds.items() if trial is not None and count == most]
+        others = [evaluations[trial] for trial in earlier]
         return [*best, *(evaluation for evaluation in others if evaluation not in best)]
 
     def has_confirmations(self) -> bool:

@@ -260,7 +260,7 @@ def confirm_all(session: Session, n: int) -> None:
         session.open_record().read_evaluations(),
         session.open_confirmations(),
     )
-    best = session.find_to_confirm(evaluations, confirmations.read_evaluations(), n)
+    best = session.find_to_confirm(evaluations, confirmations.read_evaluations(), n, ())
     total = session.confirmation_plan.enqueue_planned(confirmations, best, space)
     for _ in range(
         session.confirmation_plan.count_remaining(best, confirmations.read_evaluations())
@@ -280,7 +280,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
     )
     assert [evaluation.trial for evaluation in rank_evaluations(evaluations, 2)] == [5, 0]
     assert [
-        evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations, 2)
+        evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations, 2, ())
     ] == [5, 0, 1]
     assert {evaluation.confirms for evaluation in RunReader(RUN).read_confirmations()} == {0, 1}
     confirm_all(more, 2)
@@ -292,7 +292,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
         *[5] * 4,
     ]
     fewer = start_session(RUN, resume=True, confirm_seeds=6, top_n=1)
-    found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().read_evaluations(), 1)
+    found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().read_evaluations(), 1, ())
     assert [evaluation.trial for evaluation in found] == [5], "--top-n was given again"
     confirm_all(fewer, 1)
     assert sorted(
@@ -303,7 +303,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
         *[5] * 6,
     ]
     again = start_session(RUN, resume=True, confirm_seeds=6, top_n=1)
-    found = again.find_to_confirm(evaluations, again.open_confirmations().read_evaluations(), 1)
+    found = again.find_to_confirm(evaluations, again.open_confirmations().read_evaluations(), 1, ())
     assert [evaluation.trial for evaluation in found] == [5], (
         "a repeated command must find nothing left to do"
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from hpo.results.reader import RunReader
 from hpo.store.evaluations import rank_evaluations
 from hpo.store.weights import read_weights
-from tests.support.launch import PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.run_output import load_trials
 
+LUCKY = SEARCHES / "lucky.py"
 WEIGHING = SEARCHES / "weighing.py"
 
 
@@ -81,3 +84,19 @@ def test_wrong_weights_fail_a_trial_and_a_failed_test_warns(mpi: Mpi, tmp_path: 
     reason = "weighing.py:35: ValueError: no test data today"
     assert badly.stderr == f"warning: the best network could not be tested ({reason})\n"
     assert "The report is badly/report.html" in badly.stdout
+
+
+def test_baseline_is_confirmed_and_test_data_stay_unseen(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "given.json").write_text('[{"kind": "steady"}, {"kind": "lucky"}]')
+    options = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm-seeds", 2]
+    options += ["--top-n", 1, *ALONE]
+    first = ["--enqueue", "given.json", "--confirm-trials", "0,99", "--no-test"]
+    job = mpi.run(2, *options, *first, cwd=tmp_path)
+    assert job.returncode == 0
+    assert job.stderr == "warning: --confirm-trials 99: there is no trial 99 with a loss\n"
+    confirmations = load_trials(tmp_path / "run", "run-confirm")
+    assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {0: 2, 1: 2}
+    assert not (tmp_path / "run" / "test.json").exists()
+    job = mpi.run(2, *options, "--resume", "--test", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "test.json").read_text())["trial"] == 0

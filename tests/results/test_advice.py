@@ -827,7 +827,7 @@ def test_tables_and_report_show_advice(
 def test_finalize_prints_advice_before_the_report_path(
     advised_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finalize_run(advised_run, None, load_problem(QUICK), None)
+    finalize_run(advised_run, None, load_problem(QUICK), None, is_stopped=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "What to do next"]
     assert lines[-2:] == ["", f"The report is {advised_run}/report.html"]
@@ -841,7 +841,7 @@ def test_tables_and_report_without_advice_show_none(
         add_evaluation(record, curve={1: loss + 1, 2: loss})
     add_evaluation(record, TrialState.FAIL, failure="no")
     assert call_hpo("top", tmp_path / "run") == 0
-    finalize_run(tmp_path / "run", None, load_problem(QUICK), None)
+    finalize_run(tmp_path / "run", None, load_problem(QUICK), None, is_stopped=True)
     print_advice([])
     assert capsys.readouterr().out.endswith(f", of 64\nThe report is {tmp_path}/run/report.html\n")
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
