@@ -1,92 +1,73 @@
-"""A directive that writes the reference of a command line, so that it has every option."""
+"""Write the options of all commands into the pages of docs/reference.
+
+    python docs/command_line.py
+
+Code hosts show the pages as they are, so the tables are a part of them. A test compares them with
+the commands.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
 from hpo.cli.commands import app as hpo_app
 from hpo.cli.mpi_commands import group_parameters, make_command_app, make_search
 
-PROGRAMS = {
-    "run_islands.py": make_command_app(make_search(Path("search_spaces/digits_cnn.py"))),
-    "hpo": hpo_app,
+REFERENCE = Path(__file__).parent / "reference"
+PAGES = {
+    "search-command.md": (
+        "run_islands.py",
+        make_command_app(make_search(Path("search_spaces/digits_cnn.py"))),
+    ),
+    "commands.md": ("hpo", hpo_app),
 }
+_WRITTEN = re.compile(r"(?<=<!-- python docs/command_line.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 
-class CommandLine(SphinxDirective):
-    """Write the help of a program, and of each of its subcommands in a section."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Return the nodes of the program that the directive names."""
-        program = self.arguments[0]
-        command = get_command(PROGRAMS[program])
-        sections = [
-            self._section(f"{program} {sub.name}", sub)
-            for sub in getattr(command, "commands", {}).values()
-        ]
-        return [*self._described(program, command), *sections]
-
-    def _section(self, name: str, command: Any) -> nodes.Node:
-        title = nodes.title("", "", nodes.literal("", name))
-        section = nodes.section(
-            "", title, *self._described(name, command), ids=[nodes.make_id(name)], names=[name]
-        )
-        self.state.document.note_implicit_target(section, section)
-        return section
-
-    def _described(self, name: str, command: Any) -> list[nodes.Node]:
-        return self.parse_text_to_nodes("\n".join(_described(name, command)))
+def fill_page(page: str) -> str:
+    """Return the text of a page of docs/reference with the current options of its commands."""
+    name, app = PAGES[page]
+    command = get_command(app)
+    lines = list(_describe_command(name, command))
+    for sub in getattr(command, "commands", {}).values():
+        lines += [f"## `{name} {sub.name}`", ""]
+        if sub.name == "search":
+            lines += ["It has a [page of its own](search-command.md).", ""]
+        else:
+            lines += _describe_command(f"{name} {sub.name}", sub)
+    text = "\n" + "\n".join(lines)
+    return _WRITTEN.sub(lambda _: text, (REFERENCE / page).read_text("utf-8"), count=1)
 
 
-def _described(name: str, command: Any) -> Iterator[str]:
-    """Describe a command in MyST Markdown: its usage, purpose, arguments and options."""
+def _describe_command(name: str, command: Any) -> Iterator[str]:
+    """Describe a command in Markdown: its usage, purpose, arguments and options."""
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    usage = [name, "[OPTIONS]", *map(_format_usage, arguments)]
+    usage += ["COMMAND ..."] if hasattr(command, "commands") else []
+    yield from ("```text", " ".join(usage), "```", "", command.help, "")
     context = command.context_class(command, info_name=name)
-    arguments = [
-        parameter for parameter in command.params if parameter.param_type_name == "argument"
-    ]
-    usage = [
-        name,
-        "[OPTIONS]",
-        *map(_usage, arguments),
-        *(["COMMAND ..."] if hasattr(command, "commands") else []),
-    ]
-    yield from (
-        "```text",
-        " ".join(usage),
-        "```",
-        "",
-        command.help,
-        "",
-        f"```{{program}} {name}",
-        "```",
-        "",
-    )
-    groups = list(group_parameters(command.params))
+    groups = group_parameters(command.params)
     for heading, parameters in groups:
-        if len(groups) > 2:
-            yield from (f"```{{rubric}} {heading}", "```", "")
+        yield from ([f"**{heading}**", ""] if len(groups) > 2 else [])
+        yield from ("| | |", "|---|---|")
         for parameter in parameters:
             record = parameter.get_help_record(context)
             if record is not None:
-                names, text = record
-                names = parameter.metavar if parameter in arguments else names.replace(" / ", ", ")
-                yield from (f"```{{option}} {names}", text, "```", "")
+                names = parameter.metavar if parameter in arguments else record[0]
+                cells = [f"`{names.replace(' / ', '`, `')}`", re.sub(r"\s+", " ", record[1])]
+                yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield ""
 
 
-def _usage(argument: Any) -> str:
+def _format_usage(argument: Any) -> str:
     return str(argument.metavar) if argument.required else f"[{argument.metavar}]"
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Be a Sphinx extension."""
-    app.add_directive("commandline", CommandLine)
-    return {"parallel_read_safe": True}
+if __name__ == "__main__":
+    for page in PAGES:
+        (REFERENCE / page).write_text(fill_page(page), "utf-8")

@@ -6,15 +6,13 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-# For command_line and this checkout's hpo.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's hpo
 
 project = "hpo-islands"
 author = "The hpo-islands developers"
 release = version = version_of("hpo-islands")
 
 extensions = [
-    "command_line",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",

@@ -17,7 +17,7 @@ from hpo.options import is_valid_json
 from hpo.store.json_values import is_list_of, is_mapping, is_mapping_of, is_text, is_whole_number
 from hpo.text_format import format_repr
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format of run directories.
 
 Increase it if run.json, trial attributes or file names change.

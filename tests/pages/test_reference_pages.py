@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,12 @@ def test_limits_of_waits_name_definitions_of_the_code() -> None:
             else:
                 last = name.rpartition(".")[2]
                 assert re.search(rf"\b(def|class) {last}\b|^{last} = ", source, re.MULTILINE), row
+
+
+@pytest.mark.parametrize("page", ["commands.md", "search-command.md"])
+def test_pages_have_the_options_of_the_commands(page: str) -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "command_line.py"))
+    assert read_page(page) == script["fill_page"](page), "run python docs/command_line.py"
 
 
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:
