@@ -292,7 +292,7 @@ class FirstRank:
         )
         print_tables(summary, session.run_dir.path, shows_expected_loss=True)
         if busy is not None:
-            print_times(seconds, busy, summary.cost)
+            print_times(seconds, busy)
         write_summary(session.run_dir.summary_json, summary)
         return summary
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual
-from hpo.results.cost import Cost
+from hpo.results.cost import CONFIRMATIONS, Cost
 from hpo.results.display_names import name_metrics, name_params
 from hpo.results.hypervolume import Hypervolume
 from hpo.results.reader import RunReader
@@ -225,8 +225,12 @@ def format_cost(cost: Cost) -> str:
     total = sum(hours.values())
     if total < _LEAST_HOURS:
         return ""
-    parts = [f"{value:.1f} {outcome}" for outcome, value in hours.items()]
-    return f"{total:.1f} {name} hours in all sessions: {', '.join(parts)}"
+    parts = ", ".join(f"{value:.1f} {outcome}" for outcome, value in hours.items())
+    again = total - hours.get(CONFIRMATIONS, 0.0)
+    return (
+        f"{total:.1f} {name} hours in all sessions: {parts}; as many evaluations again would take "
+        f"about {again:.1f}"
+    )
 
 
 def _format_next_promotion(rung: RungSummary) -> str:

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.results.advice import Advice
-from hpo.results.cost import Cost
 from hpo.results.display_names import collect_names, name_params
 from hpo.results.failures import FailureGroup, format_reason
 from hpo.results.summary import COUNTED_STATES, Summary
@@ -86,10 +85,11 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
         print(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
-    print(_format_counts(summary))
+    print(_format_totals(summary))
 
 
-def _format_counts(summary: Summary) -> str:
+def _format_totals(summary: Summary) -> str:
+    """Return the counts of evaluations, and their cost."""
     counts = summary.counts
     words = {"paused": "not promoted"} if summary.is_over else {}
     states = [
@@ -100,17 +100,16 @@ def _format_counts(summary: Summary) -> str:
     if summary.unconfirmed:
         states.append(f"{summary.unconfirmed} to confirm the best")
     imported = f"; {summary.imported} imported" if summary.imported else ""
-    return f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}"
+    counted = f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}"
+    return "\n".join(filter(None, [counted, format_cost(summary.cost)]))
 
 
-def print_times(wall_seconds: float, worker_busy_fraction: float, cost: Cost) -> None:
-    """Print the wall time, the fraction of it in which workers were busy, and the cost of a run."""
+def print_times(wall_seconds: float, worker_busy_fraction: float) -> None:
+    """Print the wall time of a session, and the fraction of it in which workers were busy."""
     # The wall time is negative if the clock was set back.
     took = f"{format_duration(wall_seconds)}; " if wall_seconds >= 0 else ""
     busy = f"{worker_busy_fraction:.1%} of the time from the first evaluation to the last"
     print(f"{took}workers busy {busy}")
-    if text := format_cost(cost):
-        print(text)
 
 
 def print_advice(advice: Sequence[Advice]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import optuna
 import pytest
 
-from hpo.results.cost import Cost
 from hpo.results.reader import RunReader
 from hpo.results.summary import compute_busy_fraction, make_summary_content
 from hpo.text_format import format_duration
@@ -78,8 +77,8 @@ def test_working_time_skips_negative_durations(
     assert time.total == 15
     assert [time.compute_seconds(evaluation.ended) for evaluation in evaluations] == [10, 0, 15]
     assert compute_busy_fraction(evaluations[1:2], 1, since=0.0) is None
-    print_times(wall_seconds=BACK, worker_busy_fraction=0.5, cost=Cost({}, {}))
-    print_times(wall_seconds=90.0, worker_busy_fraction=0.5, cost=Cost({}, {}))
+    print_times(wall_seconds=BACK, worker_busy_fraction=0.5)
+    print_times(wall_seconds=90.0, worker_busy_fraction=0.5)
     assert (
         capsys.readouterr().out
         == "workers busy 50.0% of the time from the first evaluation to the last\n"
