@@ -200,6 +200,7 @@ class CheckEvaluator:
         keeps_weights: bool = False,
         pauses: bool = False,
         previous: CheckOutcome | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> CheckOutcome | None:
         """Evaluate the individual. Collective: call on all ranks of the worker.
 
@@ -207,6 +208,7 @@ class CheckEvaluator:
             pauses: Whether to pause the evaluation after its first loss.
             previous: The evaluation resumes from the checkpoint of the first loss of this outcome.
                 None starts from the beginning.
+            params: Other hyperparameters than those of this object.
 
         Returns:
             The outcome on the leader; None on other ranks.
@@ -240,7 +242,7 @@ class CheckEvaluator:
         if previous is not None:
             origin["retry_of"] = previous.evaluation.trial
         distributions = problem.space.make_distributions()
-        assignment = writer.start_trial(self.params, distributions, origin)
+        assignment = writer.start_trial(params or self.params, distributions, origin)
         evaluator.evaluate(assignment)
         evaluator.end()
         self._take_file_snapshot()

@@ -16,7 +16,13 @@ from hpo.check.check_evaluator import CheckOutcome, FileSnapshot, WeightsTest
 from hpo.check.finding import Finding, look, ok, wrong
 from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
 from hpo.script_objective import Script
-from hpo.text_format import cut_text, format_count, format_duration, format_list
+from hpo.text_format import (
+    cut_text,
+    format_count,
+    format_duration,
+    format_list,
+    format_named_values,
+)
 
 # Relative tolerances. Ranks that average their gradients have equal weights to the last bit. For
 # the same training on 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32,
@@ -110,6 +116,8 @@ class CheckOutcomes:
     alone: CheckOutcome | None
     paused: CheckOutcome | None = None
     """The evaluation that `resumed` continues, of a program that writes its own files."""
+    branches: Sequence[CheckOutcome] = ()
+    """Evaluations on all ranks with hyperparameters that are inactive in the others."""
     weights_test: WeightsTest | None = None
     script: Script | None = None
     """The program that is the objective; None if it is a function."""
@@ -153,6 +161,17 @@ def find_failure(outcomes: CheckOutcomes) -> Iterator[Finding]:
         if outcomes.script is not None:
             finding = replace(finding, level="look", advice=finding.advice or _RANKS)
         yield finding
+
+
+def inspect_branches(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    """Look for failures in other branches of a space with conditional hyperparameters."""
+    failed = [outcome for outcome in outcomes.branches if outcome.failure]
+    for outcome in failed:
+        values = format_named_values(outcome.evaluation.params)
+        yield _describe_failure(outcome, f"The evaluation fails with {values}")
+    if outcomes.branches and not failed:
+        number = format_count(len(outcomes.branches), "individual")
+        yield ok(f"{number} with the other conditional hyperparameters can be evaluated")
 
 
 def _has_other_reason(alone: CheckOutcome, whole: CheckOutcome) -> bool:
@@ -378,7 +397,9 @@ def inspect_variables(outcomes: CheckOutcomes) -> Iterator[Finding]:
     found = {name for trace in whole.traces for name in trace.variables}
     if read := sorted(found.intersection(_TORCHRUN_VARIABLES)):
         yield ok(f"The program reads {format_list(read)}")
-    if whole.ranks > 1 and whole.traces[0].steps and not found.intersection(_RANK_VARIABLES):
+    # A program may change the weights without an optimizer of torch.
+    is_training = whole.traces[0].steps or whole.traces[0].networks
+    if whole.ranks > 1 and is_training and not found.intersection(_RANK_VARIABLES):
         yield wrong(
             "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on "
             "all samples",
@@ -442,6 +463,7 @@ def find_running_processes(outcomes: CheckOutcomes) -> Iterator[Finding]:
 
 PROBES: Sequence[Callable[[CheckOutcomes], Iterator[Finding]]] = (
     find_failure,
+    inspect_branches,
     find_different_networks,
     compare_repetition,
     compare_rank_counts,

@@ -10,7 +10,7 @@ import os
 import random
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,8 @@ from hpo.views.tables import format_table, make_table
 
 _DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _MEBIBYTE = 1 << 20
+_MAX_DRAWS = 1000  # to find the branches of a space
+_MAX_BRANCHES = 8
 
 
 def run_check(options: Options, layout: Layout, job: Job) -> int:
@@ -50,11 +52,13 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
         ready = held.enter_context(prepare_rank(options, layout, job, is_attended=world.size == 1))
         params = None
         folder = None
+        branches: list[dict[str, Value]] = []
         if ready.request is not None:
             job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             given = [*ready.request.enqueued, ready.request.prior_params]
             params = given[0] or make_middle_params(ready.problem.space)
+            branches = draw_other_branches(ready.problem.space, params)
             program = Program.from_problem(ready.problem)
             description = f"{ready.problem.file.path}: {format_named_values(params)}"
             if program is not None:
@@ -65,11 +69,13 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             times = f"twice on {format_count(world.size, 'rank')}{also}"
             if program is not None and program.script.can_resume:
                 times += ", and to resume once more"
+            if branches:
+                times += f", and {format_count(len(branches), 'individual')} of other branches once"
             print(f"{times}; at most {MAX_LOSSES} losses each\n", flush=True)
         evaluator = CheckEvaluator(
             ready, job.watch, world.bcast(folder), params, options.collective_timeout
         )
-        outcomes = _evaluate(evaluator, job)
+        outcomes = _evaluate(evaluator, job, world.bcast(branches))
         if is_stopping(job):
             return report_stop(job)
         status = ExitStatus.BUDGET_SPENT
@@ -99,8 +105,28 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
     return params if space.allows(params) else space.draw(random.Random(0))
 
 
-def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
+def draw_other_branches(space: SearchSpace, params: Mapping[str, Value]) -> list[dict[str, Value]]:
+    """Return individuals that together have the hyperparameters that are inactive in `params`.
+
+    They are drawn with a fixed seed. Hyperparameters that no draw has are left out.
+    """
+    rng = random.Random(0)
+    missing = space.parameters.keys() - params.keys()
+    branches: list[dict[str, Value]] = []
+    for _ in range(_MAX_DRAWS if missing else 0):
+        drawn = space.draw(rng)
+        if missing & drawn.keys() and len(branches) < _MAX_BRANCHES:
+            branches.append(drawn)
+            missing -= drawn.keys()
+    return branches
+
+
+def _evaluate(
+    evaluator: CheckEvaluator, job: Job, branches: Sequence[Mapping[str, Value]]
+) -> CheckOutcomes | None:
     """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective.
+
+    The individuals in `branches` are evaluated once.
 
     An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be
     compared. Return the outcomes on the first rank, and None on other ranks.
@@ -110,6 +136,7 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     paused = None
     resumed = None
     alone = None
+    of_branches: list[CheckOutcome | None] = []
     with evaluator.form_worker(world.copy()) as group:
         # torch compares the collectives of the ranks before each one begins. If all ranks have
         # called the same collective, but the comparison rejects it, repeat without the comparison.
@@ -128,13 +155,21 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
             elif evaluator.has_own_files and not is_stopping(job):
                 paused = evaluator.evaluate(group, pauses=True)
                 resumed = evaluator.evaluate(group, previous=paused)
+            of_branches = [
+                evaluator.evaluate(group, params=params)
+                for params in branches
+                if not is_stopping(job)
+            ]
     if world.size > 1 and not is_stopping(job):
         own = world.split(world.rank, 0)
         if job.is_first:
             with evaluator.form_worker(own) as group:
                 alone = evaluator.evaluate(group)
         world.barrier()
-    return None if whole is None else CheckOutcomes(whole, again, resumed, alone, paused)
+    if whole is None:
+        return None
+    found = [outcome for outcome in of_branches if outcome is not None]
+    return CheckOutcomes(whole, again, resumed, alone, paused, found)
 
 
 def report_stop(job: Job) -> int:

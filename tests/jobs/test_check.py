@@ -398,3 +398,30 @@ def test_search_does_not_import_the_check(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(1, PROGRAM, "quick.py", "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["loss"] == 0
+
+
+def test_check_evaluates_each_branch_of_the_space(mpi: Mpi, tmp_path: Path) -> None:
+    source = (
+        "from hpo import Categorical, Float, SearchSpace\n"
+        "space = SearchSpace(\n"
+        "    optimizer=Categorical('sgd', 'adam', 'lion'),\n"
+        "    momentum=Float(0.0, 0.9, when={'optimizer': 'sgd'}),\n"
+        "    beta=Float(0.8, 0.9, when={'optimizer': 'adam'}),\n"
+        "    decay=Float(0.1, 0.2, when={'optimizer': 'lion'}),\n"
+        ")\n\n"
+        "def objective(params, worker):\n"
+        "    if params['optimizer'] == BROKEN:\n"
+        "        raise ValueError('it is not installed')\n"
+        "    yield 0.5\n"
+    )
+    (tmp_path / "broken.py").write_text(f"BROKEN = 'lion'\n{source}")
+    (tmp_path / "whole.py").write_text(f"BROKEN = ''\n{source}")
+    status, output = check_search(mpi, 1, tmp_path, "broken.py")
+    assert status == 1
+    assert "and 2 individuals of other branches once" in output
+    assert re.search(
+        r"wrong  The evaluation fails with optimizer=lion  decay=0.1\d+: .*it is not", output
+    )
+    status, output = check_search(mpi, 1, tmp_path, "whole.py")
+    assert status == 0
+    assert "ok     2 individuals with the other conditional hyperparameters can be eval" in output

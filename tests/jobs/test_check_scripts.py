@@ -236,3 +236,25 @@ def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: P
     assert {"21"} <= set(rows) <= {"20", "21"}, (
         f"it is stopped before or after its last step: {job.stdout}"
     )
+
+
+WITHOUT_OPTIMIZER = """
+import torch
+torch.manual_seed(1)
+network = torch.nn.Linear(4, 1)
+inputs = torch.randn(32, 4)
+for epoch in range(3):
+    loss = ((network(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
+    loss.backward()
+    for parameter in network.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+    print(f'loss {loss.item()}')
+"""
+
+
+def test_check_of_ranks_alone_without_an_optimizer_is_wrong(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER)
+    job = mpi.run(2, *HPO, "check", "--loss", r"loss (\S+)", "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 1, job.stdout
+    assert "wrong  The program reads neither RANK, LOCAL_RANK nor" in join_points(job.stdout)
