@@ -22,6 +22,7 @@ _TUNED_NAMES = (
     *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
     *("sched", "gamma", "smoothing", "hidden|width|dim", "layers|depth", "clip", "beta", "eps"),
 )
+_ALWAYS_TUNED = 6  # Those up to the momentum are proposed even if only their default is known.
 _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
 _WAYS = {
     "hydra": "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} optimizer.lr='{{lr}}'",
@@ -78,8 +79,8 @@ class _Option:
 def propose_search(path: Path) -> str:
     """Return the code of a search file for a Python script.
 
-    Its search space contains at most eight options: those with choices, and those that are usually
-    searched on a logarithmic scale, such as a learning rate. All other options are in comments.
+    Its search space contains at most eight options: those with choices, and those that most people
+    tune, such as the learning rate and the batch size. All other options are in comments.
     """
     try:
         tree = ast.parse(path.read_bytes())
@@ -157,6 +158,7 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     is unknown.
     """
     default = option.default
+    is_tuned = option.rank < _ALWAYS_TUNED
     if not option.flag.startswith("--"):  # A search replaces or appends options only.
         return "", False
     if option.is_switch:
@@ -169,11 +171,12 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
         low = _round_digits(middle / _DECADE)
         return f"Float({low}, {_round_digits(middle * _DECADE)}, log=True)", True
     if option.kind == "float" and is_number and 0 <= default < 1:
-        return f"Float(0.0, {0.9 if default < 0.9 else 0.999})", False
+        limit = next(limit for limit in (0.5, 0.9, 0.999, 1.0) if default < limit)
+        return f"Float(0.0, {limit})", is_tuned
     if option.kind in ("float", "int") and is_number and default > 0:
         if option.kind == "int":
-            return f"Int({max(1, int(default) // 4)}, {4 * default}, log=True)", False
-        return f"Float({_round_digits(default / 4)}, {4 * default}, log=True)", False
+            return f"Int({max(1, int(default) // 4)}, {4 * default}, log=True)", is_tuned
+        return f"Float({_round_digits(default / 4)}, {4 * default}, log=True)", is_tuned
     return "", False
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hpo import Categorical, Float
+from hpo import Categorical, Float, Int
 from hpo.cli.search_source import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.program_supervision import ReportMerger
@@ -467,21 +467,22 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     found: dict[str, Any] = {}
     exec(printed, found)
     weight_decay, chosen = Float(1e-4, 1e-2, log=True), Categorical("sgd", "adam")
-    expected = {"lr": Float(1e-3, 0.1, log=True), "weight_decay": weight_decay, "optimizer": chosen}
-    assert found["space"].parameters == expected
+    assert found["space"].parameters == {
+        "lr": Float(1e-3, 0.1, log=True),
+        "weight_decay": weight_decay,
+        "optimizer": chosen,
+        "batch_size": Int(8, 128, log=True),
+        "dropout": Float(0.0, 0.5),
+    }
     assert found["objective"].command == (
         str(tmp_path / "train.py"),
         "PATH",
-        "--weight-decay",
-        "{weight_decay}",
+        *("--weight-decay", "{weight_decay}", "--batch-size", "{batch_size}"),
     )
     assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == [
         "2.0000"
     ]
     for line in (
-        "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the "
-        "Script\n",
-        "    # dropout=Float(0.0, 0.9),\n",
         "    # amp=Categorical(True, False),\n",
         "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",
         "# Add flags=['amp'] if one of them is searched.\n",
