@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import subprocess
@@ -286,3 +287,14 @@ def test_gaussian_process_predicts_with_uncertainty() -> None:
     assert sure.max() < 0.5 < unsure.min()
     model.assume_predictions(far)
     assert model.predict(far)[1].max() < 0.5
+
+
+def test_examples_of_propulate_can_be_run() -> None:
+    importlib.import_module("hpo.breeding.propulate_compat")  # It replaces GPy.
+    from propulate.utils import get_default_propagator
+    from propulate.utils.benchmark_functions import get_function_search_space
+
+    function, limits = get_function_search_space("sphere")
+    rng = random.Random(0)
+    propagator = get_default_propagator(pop_size=4, limits=limits, rng=rng)
+    assert math.isfinite(function(propagator([])))
