@@ -17,7 +17,7 @@ from typing import Any
 
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import reserve_port
-from hpo.evaluation.report_reader import CUT_LINE, ReportReader
+from hpo.evaluation.report_reader import ReportReader
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
 from hpo.evaluation.verdict import FailureKind, RankEnd, State, Verdict
@@ -206,8 +206,8 @@ class ProgramSupervision(Supervision):
         """Return the verdict on a program that has reported no loss. It may stop the run."""
         lines = self._reports.last_lines
         failure, remedy = self._program.explain_missing_loss(lines, self._reports.unparsed)
-        if self._reports.has_cut_line and self._program.script.pattern is not None:
-            failure += f"; {CUT_LINE}"
+        if self._reports.cut_line and self._program.script.pattern is not None:
+            failure += f"; {self._reports.cut_line}"
         earlier = [path for end in ends for path in end.earlier_files]
         if earlier:
             failure += f"; it has read {_shorten_path(earlier[0])}, {_EARLIER}"

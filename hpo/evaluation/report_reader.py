@@ -20,7 +20,6 @@ from typing import Any
 from hpo.process.messages import Report
 from hpo.script_objective import SCORE, Script
 
-CUT_LINE = "a line of more than 64 KiB was not searched for --loss: print the loss on its own line"
 # The end of the text before a number that is usually maximised, such as "Acc@1 ".
 _SCORE_NAME = re.compile(
     r"(?<![^\W_])(?:acc(?:uracy)?|f1|[a-z_]*(?:auc|bleu|score)|r2|mIoU|mAP)(?:@\d+)?(?![a-z])"
@@ -92,12 +91,13 @@ class ReportReader:
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
         unparsed: The latest match of the loss pattern that is not a number, and its line; or empty.
-        has_cut_line: Whether a line was too long to be searched.
+        cut_line: A warning about a line that was too long to be searched; or empty.
         epochs: The number of epochs according to the program's arguments; None if not known.
     """
 
     def __init__(self, script: Script) -> None:
         self._loss = re.compile(script.pattern) if script.pattern is not None else None
+        self._option = f"--{script.pattern_name}"
         self._is_maximized = script.maximize is not None
         self._step = re.compile(script.step) if script.step is not None else None
         self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
@@ -115,7 +115,7 @@ class ReportReader:
         self._new_reports: list[Report] = []
         self.last_lines: list[str] = []
         self.unparsed = ""
-        self.has_cut_line = False
+        self.cut_line = ""
         self.epochs: int | None = None
         self._score = ""  # The first loss that seems to be a score, of which more is better.
         self._epoch = ""  # The latest match of --step.
@@ -143,8 +143,8 @@ class ReportReader:
                 )
         if self.has_unread:
             return (
-                "hpo.report is ignored, since a line has matched --loss before. Use only one of "
-                "them in all evaluations"
+                f"hpo.report is ignored, since a line has matched {self._option} before. Use only "
+                "one of them in all evaluations"
             )
         if self._score:
             return (
@@ -152,15 +152,15 @@ class ReportReader:
                 "better, give --maximize instead"
             )
         if self._parts and self._step is None:
-            return f"--loss has matched {self._parts}. If this is one epoch, {_ADVICE_ON_STEP}"
+            return (
+                f"{self._option} has matched {self._parts}. If this is one epoch, {_ADVICE_ON_STEP}"
+            )
         if self.epochs is not None and number > self.epochs + 1 and self._step is None:
             return (
                 f"it has reported more than {self.epochs + 1} losses, and its arguments name "
                 f"{self.epochs} epochs. If several belong to one epoch, {_ADVICE_ON_STEP}"
             )
-        if self.has_cut_line and self._uses_lines:
-            return CUT_LINE
-        return ""
+        return self.cut_line if self._uses_lines else ""
 
     def take_note(self, name: str, value: str, stream: str) -> None:
         """Record a note. A note about a draft belongs to the next loss of the stream."""
@@ -176,7 +176,10 @@ class ReportReader:
         Parts of a line that is too long are given as None, since a number may be cut.
         """
         if line is None:
-            self.has_cut_line = True
+            self.cut_line = (
+                f"a line of more than 64 KiB was not searched for {self._option}: print the loss "
+                "on its own line"
+            )
             return
         self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
         self._read_file()
@@ -185,8 +188,8 @@ class ReportReader:
                 self._find_values(line, stream)
         except TimeoutError:
             self._add_mistake(
-                f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in "
-                f"{line[:60]!r}. Use a simpler pattern"
+                f"the search for {self._option} or --metric took more than "
+                f"{_SECONDS_FOR_A_LINE:g} s in {line[:60]!r}. Use a simpler pattern"
             )
 
     def _find_values(self, text: str, stream: str) -> None:

@@ -349,9 +349,9 @@ def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
 
 def _list_places(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     for host, ranks in evaluation.hosts.items():
-        gpus = evaluation.gpus.get(host, ())
-        shown = f", GPU {', '.join(gpus)}" if gpus else ""
-        yield "ran on", f"{host}: {format_count(ranks, 'rank')}{shown}"
+        # The first part of a UUID, such as 5d1f3c2a, is enough to find a GPU in nvidia-smi -L.
+        gpus = [f"GPU {name.partition('-')[0]}" for name in evaluation.gpus.get(host, ())]
+        yield "ran on", f"{host}: {', '.join([format_count(ranks, 'rank'), *gpus])}"
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
