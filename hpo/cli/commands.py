@@ -20,7 +20,7 @@ from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check,
 from hpo.errors import RunError, UsageError
 from hpo.options import TRACKERS, check_trackers
 from hpo.store.run_dir import is_file_of_run, write_atomically
-from hpo.text_format import make_printable
+from hpo.text_format import make_printable, make_printable_lines
 from hpo.versions import read_versions
 
 app = make_app()
@@ -110,6 +110,22 @@ def top(
 
         print_tables(run.make_summary(n), run_dir)
         print_advice(run.find_advice())
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR", help="The directories of two runs, or more.")
+    ],
+) -> None:
+    """Compare the best of several runs, and what they cost."""
+    from hpo.results.reader import RunReader
+    from hpo.views.comparison import format_comparison
+
+    if len(set(run_dirs)) < 2:
+        raise UsageError(f"hpo compare needs at least two runs, got {run_dirs[0]}")
+    runs = {str(run_dir): RunReader(run_dir).make_summary(1) for run_dir in run_dirs}
+    print(make_printable_lines(format_comparison(runs)))
 
 
 @app.command()

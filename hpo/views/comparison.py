@@ -1,0 +1,123 @@
+"""Compare runs: their best individuals, what they cost, and why their losses may not be comparable.
+
+The best loss of a run is the lowest of many, so that of the longer run is probably lower. Means
+over other seeds (`--confirm-seeds`) can be compared, by the interval of Welch (1947).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from hpo.results.confirmation import ConfirmedIndividual
+from hpo.results.summary import Summary
+from hpo.text_format import format_list, format_named_values, format_number, format_value
+from hpo.views.tables import format_table, make_table
+
+_LINE_WIDTH = 100
+_CONFIDENCE = 0.95
+
+
+def format_comparison(runs: Mapping[str, Summary]) -> str:
+    """Return a table of runs, by name, and sentences that compare each one with the first."""
+    (first, *others) = runs
+    lines = [_format_runs(runs)]
+    lines += [
+        f"{name}: {format_named_values(run.best.params)}" for name, run in runs.items() if run.best
+    ]
+    for name in others:
+        lines += ["", *_compare_runs(first, runs[first], name, runs[name])]
+    return "\n".join(lines)
+
+
+def _format_runs(runs: Mapping[str, Summary]) -> str:
+    bests = [run.best for run in runs.values()]
+    winners = [_find_winner(run) for run in runs.values()]
+    hours = [run.cost.gpu_hours or run.cost.rank_hours for run in runs.values()]
+    unit = "GPU" if any(run.cost.gpu_hours for run in runs.values()) else "rank"
+    columns = [
+        ("", list(runs)),
+        ("evaluations", [str(run.counts["complete"]) for run in runs.values()]),
+        ("best loss", [format_number(best.loss) if best else "" for best in bests]),
+        ("trial", [str(best.trial) if best else "" for best in bests]),
+        ("confirmed", [str(winner.trial) if winner else "" for winner in winners]),
+        ("mean loss", [_format_number(winner.mean) if winner else "" for winner in winners]),
+        ("deviation", [_format_number(winner.deviation) if winner else "" for winner in winners]),
+        ("seeds", [str(len(winner.losses)) if winner else "" for winner in winners]),
+        (f"{unit} hours", [f"{sum(each.values()):.3g}" for each in hours]),
+    ]
+    table = make_table(columns)
+    table.columns[0].justify = "left"
+    return format_table("", table).lstrip("\n")
+
+
+def _find_winner(run: Summary) -> ConfirmedIndividual | None:
+    """Return the individual with the lowest mean loss over other seeds; None without any."""
+    return next(iter(run.confirmed), None)
+
+
+def _format_number(value: float | None) -> str:
+    return "" if value is None else format_number(value)
+
+
+def _compare_runs(first: str, run: Summary, name: str, other: Summary) -> Iterator[str]:
+    yield from textwrap.wrap(_compare_means(first, run, name, other), _LINE_WIDTH)
+    for difference in _list_differences(run, other):
+        yield f"{first} and {name} differ in {difference}: their losses may not be comparable."
+
+
+def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
+    """Return a sentence about the difference of the means over other seeds."""
+    ours = _find_winner(run)
+    theirs = _find_winner(other)
+    if ours is None or theirs is None or min(len(ours.losses), len(theirs.losses)) < 2:
+        return (
+            f"{first} and {name}: the best loss of a run is the lowest of many. Confirm the best "
+            "of both with other seeds (--resume --confirm-seeds 5) before you choose by it."
+        )
+    low, high = _compute_interval(ours, theirs)
+    if low <= 0 <= high:
+        return (
+            f"The mean losses of {first} and {name} may be equal: with many seeds, the difference "
+            f"is {format_number(low)} to {format_number(high)} ({_CONFIDENCE:.0%} confidence)."
+        )
+    better, worse = (first, name) if low > 0 else (name, first)
+    least, most = sorted((abs(low), abs(high)))
+    return (
+        f"{better} is better: with many seeds, its mean loss is lower than that of {worse} by "
+        f"{format_number(least)} to {format_number(most)} ({_CONFIDENCE:.0%} confidence)."
+    )
+
+
+def _compute_interval(
+    ours: ConfirmedIndividual, theirs: ConfirmedIndividual
+) -> tuple[float, float]:
+    """Return the limits of the mean loss of `theirs`, less that of `ours`."""
+    from scipy.stats import ttest_ind  # Takes 0.5 s to import.
+
+    if not ours.deviation and not theirs.deviation:  # The test divides by the deviations.
+        difference = theirs.losses[0] - ours.losses[0]
+        return difference, difference
+    interval = ttest_ind(theirs.losses, ours.losses, equal_var=False).confidence_interval(
+        _CONFIDENCE
+    )
+    return float(interval.low), float(interval.high)
+
+
+def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
+    """Yield what differs between the runs that may change the meaning of their losses."""
+    if run.run.objectives != other.run.objectives:
+        yield "their objectives"
+    ranks = [each.run.layout.ranks_per_worker for each in (run, other)]
+    if ranks[0] != ranks[1]:
+        yield f"the ranks per worker ({ranks[0]} and {ranks[1]})"
+    for what, ours, theirs in (
+        ("the setting", run.run.settings, other.run.settings),
+        ("the hyperparameter", run.run.space, other.run.space),
+    ):
+        names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        if len(names) == 1:
+            values = [format_value(each.get(names[0], "none")) for each in (ours, theirs)]
+            yield f"{what} {names[0]} ({values[0]} and {values[1]})"
+        elif names:
+            yield f"{what}s {format_list(names)}"

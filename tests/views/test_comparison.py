@@ -1,0 +1,85 @@
+"""Test hpo compare: the table of runs, and what it says about their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_ind
+
+from hpo.results.summary import Summary
+from hpo.views.comparison import format_comparison
+from tests.support.evaluations import make_evaluation
+from tests.support.launch import Hpo
+from tests.support.runs import add_search, make_manifest, make_run
+
+
+def make_summary(loss: float, confirmed: Sequence[float] = (), **about: Any) -> Summary:
+    """Return the summary of a run whose trial 3 is the best, with its losses over other seeds."""
+    evaluations = [
+        make_evaluation(
+            trial, loss=loss if trial == 3 else loss + 1.0, seconds=3600.0, hosts={"a": 2}
+        )
+        for trial in range(5)
+    ]
+    confirmations = [
+        make_evaluation(number, loss=value, confirms=3, seed=number, seconds=0.0)
+        for number, value in enumerate(confirmed)
+    ]
+    return Summary(evaluations, make_manifest(**about), 1, confirmations)
+
+
+def test_comparison_names_the_better_run_with_the_interval_of_welch() -> None:
+    ours = [0.30, 0.32, 0.31, 0.33]
+    theirs = [0.20, 0.24, 0.22]
+    runs = {"old": make_summary(0.1, ours), "new": make_summary(0.15, theirs)}
+    table, _, sentences = format_comparison(runs).partition("\n\n")
+    rows = [line.split() for line in table.splitlines()[2:4]]
+    assert rows == [
+        ["old", "5", "0.1", "3", "3", "0.315", "0.01291", "4", "10"],
+        ["new", "5", "0.15", "3", "3", "0.22", "0.02", "3", "10"],
+    ]
+    interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    text = " ".join(sentences.split())
+    assert "new is better: with many seeds, its mean loss is lower than that of old by " in text
+    assert f"{interval.low:.4g} to {interval.high:.4g} (95% confidence)" in text
+    assert "differ in" not in text
+
+
+def test_comparison_does_not_choose_by_luck() -> None:
+    lucky = make_summary(0.1, [0.3, 0.5, 0.4])
+    other = make_summary(0.2, [0.35, 0.45, 0.39])
+    text = " ".join(format_comparison({"a": lucky, "b": other}).split())
+    assert "The mean losses of a and b may be equal" in text
+    text = " ".join(format_comparison({"a": lucky, "b": make_summary(0.2, [0.3])}).split())
+    assert "Confirm the best of both with other seeds" in text
+    assert "better" not in text
+
+
+def test_comparison_tells_what_makes_losses_different() -> None:
+    other = make_summary(
+        0.1,
+        settings={"epochs": 3, "width": 8},
+        space={"lr": "Float(0.1, 1.0)"},
+        layout={"ranks": 4, "ranks_per_worker": 4, "islands": 1},
+    )
+    text = format_comparison({"a": make_summary(0.1), "b": other})
+    assert "a and b differ in the ranks per worker (2 and 4): their losses may not be" in text
+    assert "a and b differ in the settings epochs and width" in text
+    assert "a and b differ in the hyperparameter lr (Float(0.0, 1.0) and Float(0.1, 1.0))" in text
+
+
+def test_compare_prints_runs_and_refuses_one(
+    hpo: Hpo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("first", 10), ("second", 20)):
+        add_search(make_run(tmp_path / name), count)
+    status, printed, errors = hpo("compare", "first", "second")
+    assert (status, errors) == (0, "")
+    assert [line.split()[0] for line in printed.splitlines()[2:4]] == ["first", "second"]
+    status, printed, errors = hpo("compare", "first")
+    assert (status, printed) == (2, "")
+    assert errors == "error: hpo compare needs at least two runs, got first\n"
