@@ -110,6 +110,7 @@ $(VENV)/.search: extras = mpich
 $(VENV)/.dependencies: extras = docs,mpich,test
 $(VENV)/.search $(VENV)/.dependencies: pyproject.toml constraints.txt | $(bin)/python $(uv)
 	$(call install,$(VENV)) --editable '.[$(extras)]'
+	@MPLCONFIGDIR=$(VENV)/matplotlib $(bin)/python -c "import matplotlib.font_manager" # It lists the fonts.
 	@echo "$(CURDIR)" > $(VENV)/.checkout
 	@touch $@
 

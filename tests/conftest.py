@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     os.environ.update(threads, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    # Lightning imports matplotlib, which warns if it takes long to list the fonts of a new HOME.
+    os.environ["MPLCONFIGDIR"] = str(Path(sys.prefix, "matplotlib"))
     get_environment()
     get_template_environment()
     # Examples have no time limit, since the machine may be busy. They are the same in each test
