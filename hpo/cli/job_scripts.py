@@ -279,7 +279,7 @@ def _choose_cores(partition: str | None, ranks: int, gpus: int) -> int:
 
 
 def _warn_of_default_budget(request: JobRequest) -> None:
-    """Warn that the search may end before the job, or go on after it."""
+    """Warn that the search may end before the job, or need another job."""
     budget = request.options.evaluations
     workers = request.layout.workers
     each = request.seconds * workers / budget

@@ -31,7 +31,7 @@ def make_summary(loss: float, confirmed: Sequence[float] = (), **about: Any) -> 
     return Summary(evaluations, make_manifest(**about), 1, confirmations)
 
 
-def test_comparison_names_the_better_run_with_the_interval_of_welch() -> None:
+def test_comparison_names_the_better_run_by_welch() -> None:
     ours = [0.30, 0.32, 0.31, 0.33]
     theirs = [0.20, 0.24, 0.22]
     runs = {"old": make_summary(0.1, ours), "new": make_summary(0.15, theirs)}
