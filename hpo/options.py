@@ -269,8 +269,11 @@ class Options:
         SWITCH,
         flags="--pbt/--no-pbt",
     )
-    enqueue: Path | None = _of_this_job(
-        None, "JSON list of (partial) hyperparameters to evaluate first.", "Search", PATH
+    enqueue: str | None = _of_this_job(
+        None,
+        "JSON list of (partial) hyperparameters to evaluate first.",
+        "Search",
+        replace(TEXT, metavar="FILE|JSON"),
     )
     warm_start: str | None = _of_this_job(
         None,

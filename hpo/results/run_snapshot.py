@@ -5,22 +5,28 @@ A script is a training program that follows `--` on the command line.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hpo.options import PROGRAM_OPTIONS, RECORDED_OPTIONS, format_value, from_json
-from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
-from hpo.store.manifest import Manifest
+from hpo.store.evaluations import Evaluation, find_best, format_label, rank_evaluations
+from hpo.store.manifest import Manifest, SessionEntry
 from hpo.store.pruning import is_search_over
 from hpo.store.storage_url import has_hidden_password, is_url
 
 # Each has a value.
 _SCRIPT_OPTIONS = [option.flags for option in PROGRAM_OPTIONS.values()]
+# Options that are left out to evaluate a single individual.
+_OPTIONS_OF_SEARCH = ("pruner", "target_loss", "confirm_seeds", "confirm_trials", "top_n")
 _MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
 
 
@@ -143,6 +149,57 @@ class RunSnapshot:
         if is_url(self.manifest.storage):
             words += ["--storage", self.manifest.storage]
         return self._format_command(*words, *options)
+
+    def format_repeat_command(self, evaluation: Evaluation, seed: int | None) -> str:
+        """Return the command that evaluates an individual again in a new run, with equal losses.
+
+        It has the search file, the settings and the number of ranks of that evaluation. It is empty
+        if they are not known, for example after a warm start, or if weights were inherited.
+        """
+        session = self._find_session(evaluation)
+        is_unknown = session is None or seed is None or not evaluation.ranks
+        if session is None or is_unknown or evaluation.inherits is not None:
+            return ""
+        settings: Mapping[str, str] = self.manifest.set
+        if session.settings != self.manifest.settings:
+            settings = {name: format_value(value) for name, value in session.settings.items()}
+        options = {**session.options, **dict.fromkeys(_OPTIONS_OF_SEARCH)}
+        session = replace(session, options=options)
+        then = replace(self.manifest, sessions=(session,), set=settings)
+        if not self.has_space_in_command:
+            words = _split_words(self.manifest.command)
+            program = words[: 2 if words[:1] == ["hpo"] else 1]
+            file = self._find_search_file(session)
+            then = replace(then, search_space=file, command=shlex.join([*program, file]))
+        elif session.program != self.manifest.sessions[-1].program:
+            return ""
+        label = format_label(evaluation.trial, evaluation.confirms is not None)
+        return replace(self, manifest=then).format_new_command(
+            *("--enqueue", json.dumps([evaluation.params]), "--evaluations", "1"),
+            *("--ranks-per-worker", str(evaluation.ranks), "--seed", str(seed)),
+            *("--run-dir", f"{self.run_dir}-trial-{label}"),
+        )
+
+    def _find_session(self, evaluation: Evaluation) -> SessionEntry | None:
+        """Return the session in which an evaluation has started; None if it is not known."""
+        sessions = self.manifest.sessions
+        if len(sessions) == 1:
+            return sessions[0]
+        earlier = None
+        with suppress(ValueError):  # A user has edited run.json.
+            for session in sessions:
+                started = datetime.strptime(session.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+                if started <= evaluation.started:
+                    earlier = session
+        return earlier
+
+    def _find_search_file(self, session: SessionEntry) -> str:
+        """Return the path of a session's search file: of its copy, if the file has changed."""
+        with suppress(OSError):
+            source = Path(self.manifest.search_space).read_bytes()
+            if hashlib.sha256(source).hexdigest() == session.sha256:
+                return self.manifest.search_space
+        return str(self.run_dir / session.file)
 
     def _list_given_options(self, without: Collection[str]) -> list[str]:
         """Return the options of the latest session that differ from their defaults."""

@@ -29,12 +29,13 @@ from hpo.store.storage_url import has_hidden_password, is_url, mask_password
 from hpo.store.study import convert_storage_errors, open_existing_study
 from hpo.text_format import cut_text, format_count, format_number, make_printable
 
+_LONGEST_NAME = 100
 _LONGEST_MISTAKE = 300  # Characters of a message about hyperparameters, which may be long.
 _MANY_EVALUATIONS = 1000  # A larger number takes seconds to record, so a message is printed first.
 
 
-def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
-    """Return the sets of hyperparameters in a JSON file, without duplicates.
+def read_enqueued(given: str, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
+    """Return the sets of hyperparameters in a JSON file, or in a JSON list, without duplicates.
 
     Missing values are drawn at random, with a seed.
 
@@ -42,8 +43,9 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
         UsageError: The file cannot be read, or an entry is not valid. The message has the number of
             the entry.
     """
+    path = cut_text(given, _LONGEST_NAME)
     try:
-        entries = json.loads(path.read_text())
+        entries = json.loads(given if given.lstrip().startswith("[") else Path(given).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:

@@ -63,6 +63,8 @@ class EvaluationDetails:
     """Whether it is on the Pareto front; None if the loss is the only objective."""
     dominated_by: int | None = None
     """A trial on the front that is as good or better in all objectives, if there is one."""
+    repeat_command: str = ""
+    """The command that evaluates the individual again in a new run; "" if it is not known."""
 
 
 class EvaluationLookup:
@@ -70,6 +72,7 @@ class EvaluationLookup:
 
     def __init__(self, run_dir: RunDir, snapshot: RunSnapshot) -> None:
         self.run_dir = run_dir
+        self._snapshot = snapshot
         self._run = snapshot.manifest
         self._in_use = snapshot.is_in_use
         self._evaluations = snapshot.evaluations
@@ -143,6 +146,7 @@ class EvaluationLookup:
             log_end=read_log_tail(self.run_dir.get_log_path(trial, confirms)),
             is_on_front=is_on_front,
             dominated_by=dominated_by,
+            repeat_command=self._snapshot.format_repeat_command(evaluation, seed),
         )
 
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
@@ -225,6 +229,7 @@ def make_json_content(details: EvaluationDetails) -> dict[str, Any]:
         "seed": details.seed,
         "confirmed_by": [confirmation.label for confirmation in details.confirmed_by],
         "retried_by": details.retried_by,
+        "repeat_command": details.repeat_command,
         "logs": log_end
         and {"path": str(log_end.path), "before": log_end.lines_before, "lines": log_end.lines},
     }
@@ -337,6 +342,7 @@ def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
     if details.seed is not None:
         yield "seed", str(details.seed)
     yield from _list_times(details, now)
+    yield from _list_items("to repeat it", list(filter(None, [details.repeat_command])))
     if evaluation.state == "failed" and not evaluation.traceback:
         yield "traceback", "none was recorded"
     log_end = details.log_end

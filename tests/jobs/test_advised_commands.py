@@ -18,6 +18,7 @@ from hpo.results.run_snapshot import RunSnapshot
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.trainer.search_file import load_search_file
+from hpo.views.evaluation_details import EvaluationLookup
 from tests.support.advice import (
     compute_distant_loss,
     compute_falling_loss,
@@ -28,11 +29,12 @@ from tests.support.advice import (
     make_result,
     make_session_times,
 )
-from tests.support.launch import PROGRAM, Mpi
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 
+NOISY = SEARCHES / "noisy.py"
 RUN = Path("run")
 OPTIONS: dict[str, Any] = {
     "evaluations": 8,
@@ -212,6 +214,29 @@ def test_resume_command_can_be_pasted(
     output = run_pasted(reader.take_snapshot().format_resume_command("--evaluations", "3"))
     assert "3 complete, of 3" in output
     assert RunReader(RUN).manifest.launcher == reader.manifest.launcher
+
+
+def test_shown_command_repeats_an_evaluation(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = NOISY.read_text()
+    Path("noisy.py").write_text(source)
+    options = [PROGRAM, "noisy.py", "--run-dir", "run", "--seed", 7]
+    for budget, noise in ((4, 100), (6, 1)):
+        more = ["--evaluations", budget, "--set", f"noise={noise}", "--resume"]
+        assert mpi.run(4, *options, *more, cwd=tmp_path).returncode == 0
+    Path("noisy.py").write_text(source.replace("return params", "return 0 * params"))
+    lookup = EvaluationLookup.read(RunReader(RUN))
+    for trial, noise in ((2, 100), (5, 1)):
+        details = lookup.collect_details(lookup.find_evaluation(str(trial)))
+        words = split_arguments(details.repeat_command)
+        assert words[1] == "run/search_space-1.py", "noisy.py has changed"
+        assert f"noise={noise}" in words
+        run_command(mpi, details.repeat_command)
+        (again,) = load_trials(tmp_path / f"run-trial-{trial}")
+        before = load_trials(RUN)[trial]
+        assert (again.values, again.params) == (before.values, before.params)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_run_with_enqueue_evaluates_these_first(
         UsageError,
         match=r"^--enqueue given\.json: entry 2: parameter 'depth' must be in Int\(1, 3\), got 4",
     ):
-        start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
+        start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue="given.json")
 
 
 def test_run_with_reached_target_stops_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:

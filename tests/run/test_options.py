@@ -78,17 +78,19 @@ def test_read_enqueued_invalid_file_raises(tmp_path: Path, content: str, message
     path = tmp_path / "enqueue.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        read_enqueued(path, SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
+        read_enqueued(str(path), SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0)), seed=0)
 
 
 def test_read_enqueued_draws_the_same_missing_values(tmp_path: Path) -> None:
-    path, space = tmp_path / "enqueue.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
-    path.write_text(
+    path, space = str(tmp_path / "enqueue.json"), SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
+    content = (
         '[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, '
         '{"layers": 2, "lr": 1.0}]'
     )
+    Path(path).write_text(content)
     first, second, third, _ = enqueued = read_enqueued(path, space, seed=0)
     assert enqueued == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)
+    assert enqueued == read_enqueued(f" {content}", space, seed=0)
     assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
     for params in enqueued:
         space.check(params)

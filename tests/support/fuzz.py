@@ -394,7 +394,7 @@ READERS: list[Callable[[Path, Path], object]] = [
         f"{run_dir / JOURNAL}#{run_dir.name}", _load_space(), ONLY_LOSS
     ),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
-    lambda run_dir, _: read_enqueued(run_dir / "given.json", _load_space(), 0),
+    lambda run_dir, _: read_enqueued(str(run_dir / "given.json"), _load_space(), 0),
 ]
 
 
