@@ -359,7 +359,7 @@ def documented_commands(page: Path) -> list[list[str]]:
             is_code = line in ("```bash", "```console", "```text", "```")
             continue
         match = re.search(r"(?:^|[ /])(?:hpo|run_islands\.py)( .*)", line)
-        is_command = line.startswith("    ") or is_code
+        is_command = (line.startswith("    ") or is_code) and "[OPTIONS]" not in line
         if (
             is_command
             and match
