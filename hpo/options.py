@@ -93,7 +93,7 @@ TRIALS = Kind(
     (tuple,),
     lambda text: tuple(map(int, text.split(","))),
     noun="numbers of trials, such as 0,14",
-    limits="numbers of trials",
+    limits="numbers of trials, such as 0,14",
     is_valid=lambda trials: all(type(trial) is int and trial >= 0 for trial in trials),
 )
 COUNT = replace(
@@ -157,6 +157,8 @@ class Option:
         if value is None or value == self.kind.off or self.kind.is_valid(value):
             return
         shown = f"{value:g}{self.kind.unit}" if self.kind.unit else value
+        if isinstance(value, tuple):
+            shown = format_value(value)
         raise UsageError(f"{self.name} must be {self.kind.limits}, got {shown}")
 
 

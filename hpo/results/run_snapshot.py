@@ -157,8 +157,8 @@ class RunSnapshot:
         if they are not known, for example after a warm start, or if weights were inherited.
         """
         session = self._find_session(evaluation)
-        is_unknown = session is None or seed is None or not evaluation.ranks
-        if session is None or is_unknown or evaluation.inherits is not None:
+        inherits = evaluation.inherits is not None
+        if session is None or seed is None or not evaluation.ranks or inherits:
             return ""
         settings: Mapping[str, str] = self.manifest.set
         if session.settings != self.manifest.settings:
