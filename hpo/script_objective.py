@@ -345,7 +345,7 @@ def _check_pattern(name: str, pattern: str) -> None:
     if groups != 1:
         raise ValueError(
             f"the pattern of {name} must have one group, such as {name}=(\\S+), "
-            f"got {pattern!r} with {groups} groups"
+            f"got '{pattern}' with {groups} groups"
         )
 
 

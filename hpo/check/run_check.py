@@ -106,18 +106,20 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def draw_other_branches(space: SearchSpace, params: Mapping[str, Value]) -> list[dict[str, Value]]:
-    """Return individuals that together have the hyperparameters that are inactive in `params`.
+    """Return individuals that together have all choices on which other hyperparameters depend.
 
-    They are drawn with a fixed seed. Hyperparameters that no draw has are left out.
+    The choices in `params` are left out. The individuals are drawn with a fixed seed.
     """
+    parents = {name for each in space.parameters.values() for name in each.when or ()}
     rng = random.Random(0)
-    missing = space.parameters.keys() - params.keys()
+    known = {(name, value) for name, value in params.items() if name in parents}
     branches: list[dict[str, Value]] = []
-    for _ in range(_MAX_DRAWS if missing else 0):
+    for _ in range(_MAX_DRAWS if parents else 0):
         drawn = space.draw(rng)
-        if missing & drawn.keys() and len(branches) < _MAX_BRANCHES:
+        choices = {(name, value) for name, value in drawn.items() if name in parents}
+        if not choices <= known and len(branches) < _MAX_BRANCHES:
             branches.append(drawn)
-            missing -= drawn.keys()
+            known |= choices
     return branches
 
 

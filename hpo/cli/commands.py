@@ -123,7 +123,7 @@ def compare(
     from hpo.views.comparison import format_comparison
 
     if len(set(run_dirs)) < 2:
-        raise UsageError(f"hpo compare needs at least two runs, got {run_dirs[0]}")
+        raise UsageError(f"hpo compare needs two different runs, got only {run_dirs[0]}")
     runs = {str(run_dir): RunReader(run_dir).make_summary(1) for run_dir in run_dirs}
     print(make_printable_lines(format_comparison(runs)))
 

@@ -113,6 +113,8 @@ class ProgramSupervision(Supervision):
             is_first = not self._attempt.verdict.ends_evaluation
             if is_first:
                 self._decide_on_report(self._leader, news.rank, report)
+            elif report.mistake.startswith("ranks "):
+                self._leader.warn_once(self._attempt, report.mistake)
             if not self._attempt.verdict.ends_evaluation:
                 continue
             decided = self._attempt.verdict.conclude()

@@ -155,6 +155,8 @@ class ReportReader:
             return (
                 f"{self._option} has matched {self._parts}. If this is one epoch, {_ADVICE_ON_STEP}"
             )
+        if self._step is not None and number and not self._epoch:
+            return "--step has matched no line, so only the last loss of the program counts"
         if self.epochs is not None and number > self.epochs + 1 and self._step is None:
             return (
                 f"it has reported more than {self.epochs + 1} losses, and its arguments name "

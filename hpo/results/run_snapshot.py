@@ -128,10 +128,16 @@ class RunSnapshot:
         """Return the command that trains the best individuals again with other seeds.
 
         If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'`
-        are added.
+        are added. It is empty if the script has no such option.
         """
         command = self.format_resume_command("--confirm-seeds", str(seeds))
-        return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command
+        if not command or not self.lacks_seed:
+            return command
+        words = _split_words(self.manifest.command)
+        with suppress(OSError, IndexError):  # It may be a module, or a command.
+            if "--seed" not in Path(words[words.index("--") + 1]).read_text(errors="replace"):
+                return ""
+        return f"{command} --seed '{{seed}}'"
 
     def format_new_command(self, *options: str, **settings: object) -> str:
         """Return the command that starts a new run with the options and settings of this run.
@@ -171,8 +177,8 @@ class RunSnapshot:
             program = words[: 2 if words[:1] == ["hpo"] else 1]
             file = self._find_search_file(session)
             then = replace(then, search_space=file, command=shlex.join([*program, file]))
-        elif session.program != self.manifest.sessions[-1].program:
-            return ""
+        elif self.lacks_seed or evaluation.started < self._latest_start:
+            return ""  # Earlier sessions may have had another command.
         label = format_label(evaluation.trial, evaluation.confirms is not None)
         return replace(self, manifest=then).format_new_command(
             *("--enqueue", json.dumps([evaluation.params]), "--evaluations", "1"),
@@ -180,17 +186,21 @@ class RunSnapshot:
             *("--run-dir", f"{self.run_dir}-trial-{label}"),
         )
 
+    @property
+    def _latest_start(self) -> float:
+        """The start of the latest session in seconds since the epoch; -inf for the only one."""
+        *earlier, latest = self.manifest.sessions
+        return _parse_time(latest.started) if earlier else -math.inf
+
     def _find_session(self, evaluation: Evaluation) -> SessionEntry | None:
         """Return the session in which an evaluation has started; None if it is not known."""
         sessions = self.manifest.sessions
         if len(sessions) == 1:
             return sessions[0]
         earlier = None
-        with suppress(ValueError):  # A user has edited run.json.
-            for session in sessions:
-                started = datetime.strptime(session.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-                if started <= evaluation.started:
-                    earlier = session
+        for session in sessions:
+            if _parse_time(session.started) <= evaluation.started:
+                earlier = session
         return earlier
 
     def _find_search_file(self, session: SessionEntry) -> str:
@@ -238,6 +248,14 @@ class RunSnapshot:
         if not words or not words[0].endswith(".py"):
             return []
         return [words[0], search_space] if search_space in words[1:] else words[:1]
+
+
+def _parse_time(text: str) -> float:
+    """Return a time in run.json in seconds since the epoch; inf if a user has edited it."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return math.inf
 
 
 def _split_words(command: str) -> list[str]:

@@ -229,8 +229,9 @@ def _describe_run(
         "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be "
         "used. Request srun --gpus-per-node=N --gpu-bind=none"
     )
+    budget = format_count(manifest.budget, "evaluation")
     return [
-        f"{request.problem.file.path.stem}: {manifest.budget} evaluations on {layout}, "
+        f"{request.problem.file.path.stem}: {budget} on {layout}, "
         f"{format_count(len(manifest.hosts), 'host')}, {devices}; "
         f"{', '.join(manifest.propagators[: layout.islands])}; seed {manifest.seed}",
         f"in {session.run_dir.path}{progress}",

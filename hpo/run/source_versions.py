@@ -108,8 +108,9 @@ def hash_program(script: Script) -> dict[str, str]:
 
 
 def _describe_program_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    if not before or not changed:
+    # A new file next to the script is only used if another one has changed.
+    changed = sorted(name for name in before if before[name] != now.get(name))
+    if not changed:
         return []
     have = "has" if len(changed) == 1 else "have"
     return [

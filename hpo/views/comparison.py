@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.summary import Summary
-from hpo.text_format import format_list, format_named_values, format_number, format_value
+from hpo.store.evaluations import Evaluation
+from hpo.text_format import format_list, format_named_values, format_number
 from hpo.views.tables import format_table, make_table
 
 _LINE_WIDTH = 100
@@ -23,7 +24,9 @@ def format_comparison(runs: Mapping[str, Summary]) -> str:
     (first, *others) = runs
     lines = [_format_runs(runs)]
     lines += [
-        f"{name}: {format_named_values(run.best.params)}" for name, run in runs.items() if run.best
+        f"{name}: trial {best.trial}: {format_named_values(best.params)}"
+        for name, run in runs.items()
+        if (best := _find_recommended(run)) is not None
     ]
     for name in others:
         lines += ["", *_compare_runs(first, runs[first], name, runs[name])]
@@ -56,6 +59,12 @@ def _find_winner(run: Summary) -> ConfirmedIndividual | None:
     return next(iter(run.confirmed), None)
 
 
+def _find_recommended(run: Summary) -> Evaluation | None:
+    """Return the confirmed winner, or the best without confirmations, as `hpo best` does."""
+    winner = _find_winner(run)
+    return run.best if winner is None else run.get_evaluation(winner.trial)
+
+
 def _format_number(value: float | None) -> str:
     return "" if value is None else format_number(value)
 
@@ -64,16 +73,24 @@ def _compare_runs(first: str, run: Summary, name: str, other: Summary) -> Iterat
     yield from textwrap.wrap(_compare_means(first, run, name, other), _LINE_WIDTH)
     for difference in _list_differences(run, other):
         yield f"{first} and {name} differ in {difference}: their losses may not be comparable."
+    if names := _list_unequal(run.run.space, other.run.space):
+        yield f"{first} and {name} search other values of {format_list(names)}."
 
 
 def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
     """Return a sentence about the difference of the means over other seeds."""
     ours = _find_winner(run)
     theirs = _find_winner(other)
-    if ours is None or theirs is None or min(len(ours.losses), len(theirs.losses)) < 2:
+    open_runs = [
+        each
+        for each, winner in ((first, ours), (name, theirs))
+        if winner is None or len(winner.losses) < 2
+    ]
+    if ours is None or theirs is None or open_runs:
         return (
-            f"{first} and {name}: the best loss of a run is the lowest of many. Confirm the best "
-            "of both with other seeds (--resume --confirm-seeds 5) before you choose by it."
+            f"{first} and {name}: the best loss of a run is the lowest of many. Before you choose "
+            f"by it, confirm the best of {' and '.join(open_runs)} with other seeds: --resume "
+            "--confirm-seeds 5."
         )
     low, high = _compute_interval(ours, theirs)
     if low <= 0 <= high:
@@ -111,13 +128,12 @@ def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
     ranks = [each.run.layout.ranks_per_worker for each in (run, other)]
     if ranks[0] != ranks[1]:
         yield f"the ranks per worker ({ranks[0]} and {ranks[1]})"
-    for what, ours, theirs in (
-        ("the setting", run.run.settings, other.run.settings),
-        ("the hyperparameter", run.run.space, other.run.space),
-    ):
-        names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-        if len(names) == 1:
-            values = [format_value(each.get(names[0], "none")) for each in (ours, theirs)]
-            yield f"{what} {names[0]} ({values[0]} and {values[1]})"
-        elif names:
-            yield f"{what}s {format_list(names)}"
+    programs = [each.run.command.partition(" -- ")[2] for each in (run, other)]
+    if programs[0] != programs[1]:
+        yield f"the program ({programs[0] or 'none'} and {programs[1] or 'none'})"
+    elif names := _list_unequal(run.run.settings, other.run.settings):
+        yield f"the setting{'s' * (len(names) > 1)} {format_list(names)}"
+
+
+def _list_unequal(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
+    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))

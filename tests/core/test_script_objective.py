@@ -263,14 +263,19 @@ def test_last_loss_of_each_step_is_reported() -> None:
 def test_several_losses_of_an_epoch_are_noticed(
     lines: list[str], epochs: int | None, warning: str
 ) -> None:
-    for step in (None, r"epoch (\d+)"):
+    late = "--step has matched no line, so only the last loss of the program counts"
+    for step, first, expected in (
+        (None, "", warning),
+        (r"epoch (\d+)", "epoch 1", ""),
+        (r"epoch (\d+)", "", late),
+    ):
         reports = ReportReader(Script("train.py", loss=r"loss=(\S+)", step=step))
         reports.epochs = epochs
-        for line in lines:
+        for line in (first, *lines):
             reports.take_line(line)
         found = reports.find_warning(len(reports.take_last_reports()), saves=False)
-        assert warning in found if step is None else not found
-        assert bool(found) == (bool(warning) and step is None)
+        assert expected in found
+        assert bool(found) == bool(expected)
         reports.close()
 
 

@@ -230,7 +230,7 @@ def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Pa
         )
     branches = ""
     if search.stem == "cifar10_resnet":  # The momentum is that of SGD.
-        branches = r"ok     1 individual with the other conditional .* can be evaluated\n"
+        branches = r"ok     1 individual of other branches of the space can be evaluated\n"
     assert re.fullmatch(
         rf"{branches}ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
         rf"{same}"
@@ -410,7 +410,6 @@ def test_check_evaluates_each_branch_of_the_space(mpi: Mpi, tmp_path: Path) -> N
         "    optimizer=Categorical('sgd', 'adam', 'lion'),\n"
         "    momentum=Float(0.0, 0.9, when={'optimizer': 'sgd'}),\n"
         "    beta=Float(0.8, 0.9, when={'optimizer': 'adam'}),\n"
-        "    decay=Float(0.1, 0.2, when={'optimizer': 'lion'}),\n"
         ")\n\n"
         "def objective(params, worker):\n"
         "    if params['optimizer'] == BROKEN:\n"
@@ -422,9 +421,7 @@ def test_check_evaluates_each_branch_of_the_space(mpi: Mpi, tmp_path: Path) -> N
     status, output = check_search(mpi, 1, tmp_path, "broken.py")
     assert status == 1
     assert "and 2 individuals of other branches once" in output
-    assert re.search(
-        r"wrong  The evaluation fails with optimizer=lion  decay=0.1\d+: .*it is not", output
-    )
+    assert re.search(r"wrong  The evaluation fails with optimizer=lion: .*it is not", output)
     status, output = check_search(mpi, 1, tmp_path, "whole.py")
     assert status == 0
-    assert "ok     2 individuals with the other conditional hyperparameters can be eval" in output
+    assert "ok     2 individuals of other branches of the space can be evaluated" in output

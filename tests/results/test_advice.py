@@ -741,6 +741,15 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
     ]
 
 
+def test_confirm_command_needs_a_script_that_takes_a_seed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    about = {"command": f"hpo search --loss x -- {script} --epochs 3", "search_space": str(script)}
+    run_result = make_result([make_ended(0, 1.0)], about)
+    for source, takes_seed in (("parser.add_argument('--seed')", True), ("seed = 3", False)):
+        script.write_text(source)
+        assert bool(run_result.format_confirm_command(3)) == takes_seed
+
+
 def test_advised_commands_are_quoted_for_the_shell() -> None:
     close = [make_ended(0, 0.500), make_ended(1, 0.504)]
     run_result = make_result(

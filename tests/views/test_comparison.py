@@ -54,7 +54,7 @@ def test_comparison_does_not_choose_by_luck() -> None:
     text = " ".join(format_comparison({"a": lucky, "b": other}).split())
     assert "The mean losses of a and b may be equal" in text
     text = " ".join(format_comparison({"a": lucky, "b": make_summary(0.2, [0.3])}).split())
-    assert "Confirm the best of both with other seeds" in text
+    assert "confirm the best of b with other seeds" in text
     assert "better" not in text
 
 
@@ -68,7 +68,11 @@ def test_comparison_tells_what_makes_losses_different() -> None:
     text = format_comparison({"a": make_summary(0.1), "b": other})
     assert "a and b differ in the ranks per worker (2 and 4): their losses may not be" in text
     assert "a and b differ in the settings epochs and width" in text
-    assert "a and b differ in the hyperparameter lr (Float(0.0, 1.0) and Float(0.1, 1.0))" in text
+    assert "a and b search other values of lr." in text
+    programs = [f"hpo search --loss x -- train.py --epochs {epochs}" for epochs in (3, 8)]
+    ours, theirs = (make_summary(0.1, command=program) for program in programs)
+    text = format_comparison({"a": ours, "b": theirs})
+    assert "a and b differ in the program (train.py --epochs 3 and train.py --epochs 8)" in text
 
 
 def test_compare_prints_runs_and_refuses_one(
@@ -82,4 +86,4 @@ def test_compare_prints_runs_and_refuses_one(
     assert [line.split()[0] for line in printed.splitlines()[2:4]] == ["first", "second"]
     status, printed, errors = hpo("compare", "first")
     assert (status, printed) == (2, "")
-    assert errors == "error: hpo compare needs at least two runs, got first\n"
+    assert errors == "error: hpo compare needs two different runs, got only first\n"
