@@ -21,9 +21,10 @@ from hpo.results.confirmation import (
 from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
 from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
 from hpo.results.run_snapshot import RunSnapshot
-from hpo.results.summary import parse_session_start, select_session
+from hpo.results.summary import select_session
 from hpo.store.inheritance import has_inheritance
 from hpo.store.json_values import is_number
+from hpo.store.manifest import parse_start
 from hpo.text_format import (
     cut_text,
     format_count,
@@ -305,7 +306,7 @@ def _advise_on_idle_workers(run: RunSnapshot) -> Advice | None:
     seconds = _to_float(run.last_summary.get("wall_seconds"))
     if not (0 <= busy < _MIN_BUSY_FRACTION and seconds >= _MIN_SESSION_SECONDS):
         return None
-    ours = select_session([*run.evaluations, *run.confirmations], parse_session_start(run.manifest))
+    ours = select_session([*run.evaluations, *run.confirmations], parse_start(run.manifest.started))
     ours = [e for e in ours if math.isfinite(e.started) and math.isfinite(e.ended)]
     if not 1 < layout.workers < len(ours):
         return None

@@ -18,9 +18,10 @@ from hpo.objectives import LOSS
 from hpo.results.confirmation import make_plan
 from hpo.results.recommendation import find_winner
 from hpo.results.run_snapshot import RunSnapshot
-from hpo.results.summary import SessionOutcome, Summary, parse_session_start
+from hpo.results.summary import SessionOutcome, Summary
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation
+from hpo.store.manifest import parse_start
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import mask_password
@@ -154,7 +155,7 @@ class RunReader:
         )
         if not for_advice:
             return snapshot
-        left = self._record.read_broken_workers(parse_session_start(self.manifest))
+        left = self._record.read_broken_workers(parse_start(self.manifest.started))
         return replace(snapshot, distributions=self.read_distributions(), broken_workers=left)
 
     def _read_last_summary(self) -> dict[str, Any]:

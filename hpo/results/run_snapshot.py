@@ -13,13 +13,12 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hpo.options import PROGRAM_OPTIONS, RECORDED_OPTIONS, format_value, from_json
 from hpo.store.evaluations import Evaluation, find_best, format_label, rank_evaluations
-from hpo.store.manifest import Manifest, SessionEntry
+from hpo.store.manifest import Manifest, SessionEntry, parse_start
 from hpo.store.pruning import is_search_over
 from hpo.store.storage_url import has_hidden_password, is_url
 
@@ -190,7 +189,7 @@ class RunSnapshot:
     def _latest_start(self) -> float:
         """The start of the latest session in seconds since the epoch; -inf for the only one."""
         *earlier, latest = self.manifest.sessions
-        return _parse_time(latest.started) if earlier else -math.inf
+        return parse_start(latest.started) if earlier else -math.inf
 
     def _find_session(self, evaluation: Evaluation) -> SessionEntry | None:
         """Return the session in which an evaluation has started; None if it is not known."""
@@ -199,7 +198,7 @@ class RunSnapshot:
             return sessions[0]
         earlier = None
         for session in sessions:
-            if _parse_time(session.started) <= evaluation.started:
+            if parse_start(session.started) <= evaluation.started:
                 earlier = session
         return earlier
 
@@ -248,14 +247,6 @@ class RunSnapshot:
         if not words or not words[0].endswith(".py"):
             return []
         return [words[0], search_space] if search_space in words[1:] else words[:1]
-
-
-def _parse_time(text: str) -> float:
-    """Return a time in run.json in seconds since the epoch; inf if a user has edited it."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return math.inf
 
 
 def _split_words(command: str) -> list[str]:

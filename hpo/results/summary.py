@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -413,14 +412,6 @@ def summarize_rungs(evaluations: Sequence[Evaluation], run: Manifest) -> list[Ru
 
 def _drop_infinite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
-
-
-def parse_session_start(run: Manifest) -> float:
-    """Return the start of the latest session in seconds; minus infinity if run.json has none."""
-    try:
-        return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (ValueError, OverflowError):
-        return -math.inf
 
 
 def select_session(evaluations: Sequence[Evaluation], since: float) -> list[Evaluation]:

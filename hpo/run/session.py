@@ -11,11 +11,11 @@ import math
 import os
 import shlex
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -271,7 +271,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         layout=request.layout,
         hosts=tuple(hosts),
         versions=read_versions(),
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        started=datetime.now().astimezone().isoformat(timespec="microseconds"),
         settings=problem.setting_values,
         set=request.setting_texts,
         budget=options.evaluations,

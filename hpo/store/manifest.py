@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +115,15 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the content of run.json as JSON values."""
         return dataclasses.asdict(self)
+
+
+def parse_start(text: str) -> float:
+    """Return the start of a session in seconds since the epoch; minus infinity if not known."""
+    with suppress(ValueError, OverflowError):  # A user has edited run.json.
+        start = datetime.fromisoformat(text)
+        if start.tzinfo is not None:
+            return start.timestamp()
+    return -math.inf
 
 
 def make_confirmation_name(study: str) -> str:

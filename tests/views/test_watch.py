@@ -38,7 +38,7 @@ DAY = 86400.0
 
 def format_start(seconds: float) -> str:
     """Return a time as it is written in run.json."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(seconds))
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(seconds))
 
 
 def test_pace_counts_only_current_session() -> None:

@@ -17,8 +17,9 @@ from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.display_names import merge_params_and_metrics
 from hpo.results.run_snapshot import EXHAUSTED_REASON, RunSnapshot
-from hpo.results.summary import RungSummary, list_best_so_far, parse_session_start, summarize_rungs
+from hpo.results.summary import RungSummary, list_best_so_far, summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
+from hpo.store.manifest import parse_start
 from hpo.store.pareto_front import find_front
 from hpo.store.pruning import is_search_over
 from hpo.text_format import (
@@ -126,7 +127,7 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
     )
     may_be_running = phase in ACTIVE_PHASES
     running = _find_running(everything)
-    since = parse_session_start(snapshot.manifest)
+    since = parse_start(snapshot.manifest.started)
     seen = {e.worker for e in everything if may_be_running and e.started >= since}
     objectives = snapshot.manifest.objectives
     front = find_front(evaluations, objectives) if objectives.is_multi_objective else []
