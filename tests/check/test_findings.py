@@ -16,8 +16,9 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.check.check_evaluator import CheckOutcome, CollectiveMismatch, WeightsTest, find_mismatch
 from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
 from hpo.check.finding import Finding, print_findings
-from hpo.check.run_check import make_middle_params
+from hpo.check.run_check import draw_other_branches, make_middle_params
 from hpo.process.trace import Fingerprint, Trace
+from hpo.script_objective import Script
 from hpo.trainer.probe import Probe
 from tests.support.evaluations import make_evaluation
 from tests.support.in_process_template import send_through_json
@@ -199,6 +200,30 @@ def test_inspect_outcomes_names_failures() -> None:
     assert "wrong: The evaluation cannot resume from its checkpoint: it does not fit" in judge(
         CheckOutcomes(whole, whole, rejected, alone)
     )
+
+
+@pytest.mark.parametrize(("step", "level"), [(None, "wrong"), (r"epoch (\d+)", "look")])
+def test_late_reports_of_epochs_are_not_wrong(step: str | None, level: str) -> None:
+    script = Script("train.py", loss=r"loss (\S+)", step=step, resume=("{folder}/last.pt",))
+    again = make_outcome(1, 3.0, 2.0, 1.0)
+    paused = make_outcome(1, 3.0)
+    resumed = make_outcome(1, 3.0, 1.0, 0.5)
+    resumed = replace(resumed, evaluation=replace(resumed.evaluation, resumed_from_step=1))
+    outcomes = CheckOutcomes(again, again, resumed, None, paused, script=script)
+    assert f"{level}: After a resume from the first checkpoint, the losses differ by " in (
+        finding.rpartition("by ")[0] + "by " for finding in judge(outcomes)
+    )
+
+
+def test_branches_have_all_choices_on_which_others_depend() -> None:
+    space = SearchSpace(
+        optimizer=Categorical("sgd", "adam", "lion"),
+        momentum=Float(0.0, 0.9, when={"optimizer": "sgd"}),
+        activation=Categorical("relu", "tanh"),
+    )
+    branches = draw_other_branches(space, {"optimizer": "sgd", "momentum": 0.5})
+    assert sorted(str(branch["optimizer"]) for branch in branches) == ["adam", "lion"]
+    assert draw_other_branches(SearchSpace(x=Int(1, 9)), {"x": 1}) == []
 
 
 def test_print_findings_returns_status_of_linters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -348,6 +348,7 @@ def test_edited_program_is_noticed_on_resume(mpi: Mpi, tmp_path: Path) -> None:
     printed = []
     for count, loss in enumerate((0.3, 100.5, 100.5), 1):
         (tmp_path / "code" / "helper.py").write_text(f"loss = {loss}\n")
+        (tmp_path / "code" / f"new{count}.py").touch()
         more = ["--evaluations", count, "--resume", "--", "code/train.py"]
         job = mpi.run(1, *SEARCH, *options, *more, cwd=tmp_path)
         assert job.returncode == 0, job.stderr
