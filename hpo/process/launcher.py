@@ -33,7 +33,7 @@ _LOCAL_RANK_VARIABLES = (
     *("PALS_LOCAL_RANKID", "SLURM_LOCALID"),
 )
 
-_VARIABLE_OPTIONS = frozenset(["-env", "-genv", "-x"])
+_VARIABLE_OPTIONS = frozenset(["-env", "-genv", "-x", "--env"])
 
 _TEMPLATE_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -116,7 +116,8 @@ def find_launch_words(environment: Mapping[str, str], ranks: int) -> list[str]:
     process = os.getpid()
     while launcher != "no launcher" and (process := find_parent(process)) > 1:
         words = _drop_program(read_command_line(process))
-        if words and _VARIABLE_OPTIONS.isdisjoint(words):
+        options = {word.partition("=")[0] for word in words}
+        if words and _VARIABLE_OPTIONS.isdisjoint(options):
             name = Path(words[0]).name
             return [name if shutil.which(name) else words[0], *words[1:]]
     is_file = sys.argv[0].endswith(".py")  # Otherwise, it is an installed command.
