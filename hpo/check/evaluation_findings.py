@@ -117,7 +117,7 @@ class CheckOutcomes:
     paused: CheckOutcome | None = None
     """The evaluation that `resumed` continues, of a program that writes its own files."""
     branches: Sequence[CheckOutcome] = ()
-    """Evaluations on all ranks with hyperparameters that are inactive in the others."""
+    """Evaluations on all ranks with other choices, on which further hyperparameters depend."""
     weights_test: WeightsTest | None = None
     script: Script | None = None
     """The program that is the objective; None if it is a function."""

@@ -274,7 +274,7 @@ def _choose_cores(partition: str | None, ranks: int, gpus: int) -> int:
     of_partition = [f"--partition={partition}"] if partition else []
     listed = read_output(["sinfo", "--noheader", "--format=%c|%G", *of_partition])
     nodes = map(_GPUS_OF_NODE.match, listed.splitlines())
-    shares = [int(node[1]) * gpus // int(node[2]) // ranks for node in nodes if node]
+    shares = [int(node[1]) * gpus // int(node[2]) // max(1, ranks) for node in nodes if node]
     return min(filter(None, shares), default=_CORES_WITH_GPUS)
 
 

@@ -108,7 +108,7 @@ def hash_program(script: Script) -> dict[str, str]:
 
 
 def _describe_program_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    # A new file next to the script is only used if another one has changed.
+    # A new file next to the script is only used if an earlier one has changed.
     changed = sorted(name for name in before if before[name] != now.get(name))
     if not changed:
         return []

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from hpo.results.confirmation import ConfirmedIndividual
+from hpo.results.recommendation import find_winner
 from hpo.results.summary import Summary
-from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_named_values, format_number
 from hpo.views.tables import format_table, make_table
 
@@ -26,7 +26,7 @@ def format_comparison(runs: Mapping[str, Summary]) -> str:
     lines += [
         f"{name}: trial {best.trial}: {format_named_values(best.params)}"
         for name, run in runs.items()
-        if (best := _find_recommended(run)) is not None
+        if (best := find_winner(run.evaluations, run.confirmations, run.run.objectives))
     ]
     for name in others:
         lines += ["", *_compare_runs(first, runs[first], name, runs[name])]
@@ -57,12 +57,6 @@ def _format_runs(runs: Mapping[str, Summary]) -> str:
 def _find_winner(run: Summary) -> ConfirmedIndividual | None:
     """Return the individual with the lowest mean loss over other seeds; None without any."""
     return next(iter(run.confirmed), None)
-
-
-def _find_recommended(run: Summary) -> Evaluation | None:
-    """Return the confirmed winner, or the best without confirmations, as `hpo best` does."""
-    winner = _find_winner(run)
-    return run.best if winner is None else run.get_evaluation(winner.trial)
 
 
 def _format_number(value: float | None) -> str:

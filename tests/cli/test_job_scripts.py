@@ -79,6 +79,9 @@ def test_slurm_script_shares_the_cores_of_a_node(
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
     _, script, _ = hpo("slurm-script", search, "--gpus-per-node", 2, "--time", "1h")
     assert "\n#SBATCH --cpus-per-task=12\n" in script, "the least share of a GPU"
+    none = ["--gpus-per-node", 2, "--ranks-per-node", 0]
+    status, _, err = hpo("slurm-script", search, *none, "--time", "1h")
+    assert (status, "at least 1, got 0" in err) == (2, True)
 
 
 @pytest.mark.usefixtures("search")

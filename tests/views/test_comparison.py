@@ -1,4 +1,4 @@
-"""Test hpo compare: the table of runs, and what it says about their losses."""
+"""Test hpo compare: the table of runs, and the sentences about their losses."""
 
 from __future__ import annotations
 
