@@ -239,6 +239,17 @@ def replace_init_process_group() -> None:
     dist.distributed_c10d.init_process_group = init_process_group
 
 
+def register_gloo() -> None:
+    """Register torch's backend gloo, so that trainers need not do it when they make a group.
+
+    torch 2.15 searches the metadata of all installed packages for a backend at its first use, which
+    takes 15 ms of CPU time. Older versions register gloo when they are imported.
+    """
+    register = getattr(dist.Backend, "_ensure_backend_registered", None)
+    if register is not None:
+        register("gloo")
+
+
 class CollectiveCheck:
     """Compares the collectives of a process group from `begin` to `end`, and raises if they differ.
 

@@ -24,6 +24,22 @@ START = (
     "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n    return params['k']\n"
 )
 
+TEMPORARY = """
+import tempfile
+from pathlib import Path
+
+from hpo import Int, SearchSpace
+
+space = SearchSpace(k=Int(0, 9))
+folder = tempfile.TemporaryDirectory(dir=".")
+data = Path(folder.name, "data.txt").absolute()
+data.write_text("2")
+
+
+def objective(params, worker):
+    return params["k"] + int(data.read_text())
+"""
+
 
 def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rank and the notes for each file that an evaluation has written on a rank."""
@@ -146,6 +162,15 @@ def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
     assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, (
         "each evaluation has its own process"
     )
+
+
+def test_new_trainer_keeps_temporary_folder_of_search_file(mpi: Mpi, tmp_path: Path) -> None:
+    search = tmp_path / "temporary.py"
+    search.write_text(TEMPORARY)
+    options = ["--islands", 1, "--evaluations", 3, "--fresh-trainers", "--run-dir", "run"]
+    job = mpi.run(1, PROGRAM, search, *options, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert [trial.state.name for trial in load_trials(tmp_path / "run")] == ["COMPLETE"] * 3
 
 
 def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
