@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.evaluation.verdict import RUNNING_VERDICT, RankEnd, State, Verdict
 from hpo.process import clock
+from hpo.store.evaluations import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ class EvaluationContext:
 class StartingPoint:
     """The checkpoint from which an attempt may start.
 
-    A program that resumes from its own files has its losses instead.
+    A program that resumes from its own files has its progress instead.
     """
 
     path: Path | None = None
@@ -79,10 +80,8 @@ class StartingPoint:
     """Content of the checkpoint, without its tensors."""
     own_file: Path | None = None
     """File of its own from which a program resumes; None if it does not."""
-    losses: Sequence[float] = ()
-    """Losses that a program has reported before, if it resumes from its own file."""
-    seconds: float = 0.0
-    """Seconds of training until the last of these losses."""
+    progress: Progress = field(default_factory=Progress)
+    """What a program has reached before, if it resumes from its own file."""
 
 
 @dataclass(eq=False)
@@ -111,6 +110,8 @@ class Attempt:
     """Number of losses of the interrupted attempt."""
     restored_seconds: float = 0.0
     """Seconds of training until the last of the restored losses."""
+    has_recorded_resumption: bool = False
+    """Whether the study has the restored losses, as those of this attempt's trial."""
     began_at: float = field(default_factory=lambda: clock.now())
     """Start of the attempt on `hpo.process.clock`, plus the time spent on recording its losses."""
     verdict: Verdict = RUNNING_VERDICT
@@ -130,8 +131,8 @@ class Attempt:
             self.is_first = previous.is_first and not previous.has_loss
             self.earlier_seconds = 0.0 if self.is_first else previous.earlier_seconds
             self.previous_failure = previous.verdict.failure
-        if self.start.losses:
-            self._restore_losses(self.start.losses, self.start.seconds)
+        if self.start.progress.losses:
+            self._restore_losses(self.start.progress.losses, self.start.progress.seconds)
 
     @property
     def is_test(self) -> bool:

@@ -21,7 +21,7 @@ from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.ranks.rank_watch import RankWatch
 from hpo.store.checkpoints import read_checkpoint_info
-from hpo.store.evaluations import Assignment
+from hpo.store.evaluations import Assignment, Progress
 from hpo.store.run_dir import set_folder_aside
 
 # Suspensions of the job in one evaluation, each of which made a rank time out.
@@ -140,9 +140,9 @@ class Evaluator:
             return replace(start, path=kept)
         if program.script.can_resume and not (previous and previous.rejects_own_file):
             file = program.find_checkpoint(assignment.params, values)
-            losses, seconds = leader.find_losses(assignment) if file is not None else ([], 0.0)
-            if losses:
-                return StartingPoint(own_file=file, losses=losses, seconds=seconds)
+            progress = leader.find_progress(assignment) if file is not None else Progress()
+            if progress.losses:
+                return StartingPoint(own_file=file, progress=progress)
         set_folder_aside(values["folder"])
         return StartingPoint()
 

@@ -14,7 +14,7 @@ from hpo.process import clock
 from hpo.process.messages import Report
 from hpo.process.standard_streams import warn
 from hpo.store.checkpoints import CheckpointStore, read_checkpoint_info
-from hpo.store.evaluations import Evaluation, find_best
+from hpo.store.evaluations import Evaluation, Progress, find_best
 from hpo.text_format import format_error
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class Leader:
             return StartingPoint()
         return StartingPoint(path, is_own=False)
 
-    def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses of the individual's previous trial, and the seconds until the last."""
+    def find_progress(self, assignment: Assignment) -> Progress:
+        """Return what the individual's previous trial has reached."""
         if assignment.number == assignment.root:
-            return [], 0.0
-        return self._study.call.read_previous_losses(assignment.number)
+            return Progress()
+        return self._study.call.read_progress(assignment.number)
 
     def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
         """Let an evaluation start without its own unusable checkpoint, or without its parent's."""
@@ -123,10 +123,12 @@ class Leader:
         if report.mistake:
             diverged = not math.isfinite(report.loss)
             return Verdict(State.FAILED, failure=report.mistake, diverged=diverged)
-        self._record_resumption(attempt)
+        self.record_resumption(attempt)
         # The loss is recorded before the pruner sees it, so that no crash loses a loss that has
         # decided anything.
-        self._study.notify.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
+        self._study.notify.report(
+            attempt.assignment, len(attempt.losses) + 1, report.loss, report.epoch
+        )
         verdict = self._judge_loss(attempt, report, seconds)
         keep = self._wants_weights(attempt, report, verdict)
         save = verdict.save
@@ -178,11 +180,15 @@ class Leader:
             attempt.assignment, report.loss, report.metrics
         )
 
-    def _record_resumption(self, attempt: Attempt) -> None:
-        """Record the losses before the interruption, if the evaluation has resumed."""
-        if attempt.restored_count and attempt.is_first and not attempt.has_loss:
+    def record_resumption(self, attempt: Attempt) -> None:
+        """Record the losses before the interruption, once, if the evaluation has resumed."""
+        if attempt.restored_count and attempt.is_first and not attempt.has_recorded_resumption:
+            attempt.has_recorded_resumption = True
             self._study.notify.record_resume(
-                attempt.assignment, attempt.losses, attempt.restored_seconds
+                attempt.assignment,
+                attempt.losses,
+                attempt.restored_seconds,
+                attempt.start.progress.epoch,
             )
 
     def log_output(self, attempt: Attempt, printed: str) -> None:
@@ -284,7 +290,7 @@ class Leader:
             self.commit_checkpoint(attempt)
             self._study.notify.interrupt(assignment)
             return
-        self._record_resumption(attempt)
+        self.record_resumption(attempt)
         has_inherited = attempt.has_read_parent or attempt.restored_count > 0
         if assignment.parent is not None and not has_inherited:
             reason = "the objective has not read worker.parent_checkpoint" if attempt.losses else ""

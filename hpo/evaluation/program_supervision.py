@@ -110,6 +110,9 @@ class ProgramSupervision(Supervision):
         """Let the leader decide on each loss, until the evaluation must not continue."""
         assert self._leader is not None
         for report in self._merger.add_reports(news.rank, news.reports, news.first):
+            if self._is_repeated(report):
+                self._leader.record_resumption(self._attempt)
+                continue
             is_first = not self._attempt.verdict.ends_evaluation
             if is_first:
                 self._decide_on_report(self._leader, news.rank, report)
@@ -125,6 +128,13 @@ class ProgramSupervision(Supervision):
             if self._watched.cause is None:
                 self._watched.cancel_on_all(decided.failure or f"it is {decided.state.value}")
             return
+
+    def _is_repeated(self, report: Report) -> bool:
+        """Return whether the loss of this epoch was recorded before the program was resumed."""
+        last = self._attempt.start.progress.epoch
+        if last is None or report.epoch is None or report.mistake:
+            return False
+        return report.epoch <= last
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> None:
         """Let the leader decide on a report, and keep the drafts that belong to it."""

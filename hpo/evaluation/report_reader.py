@@ -330,6 +330,7 @@ class ReportReader:
             has_saved="checkpoint" in drafts,
             checkpoint=drafts.get("checkpoint", ""),
             weights=drafts.get("weights", ""),
+            epoch=int(self._epoch) if self._epoch.isdecimal() else None,
         )
         self._new_reports.append(report)
 

@@ -86,6 +86,8 @@ class Report:
     """Name of the draft of a script's checkpoint; empty if there is none."""
     weights: str = ""
     """Name of the draft of a script's weights; empty if there is none."""
+    epoch: int | None = None
+    """Number of the epoch in a script's lines, by ``--step``; None if it is not known."""
 
 
 @dataclass(frozen=True)

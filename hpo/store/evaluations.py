@@ -55,6 +55,7 @@ class Evaluation:
         resumed_from_step: Number of losses taken over from the trial `retry_of`.
         checkpoint_step: Step of the latest checkpoint; 0 without one.
         seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
+        epoch: Number of the last epoch in the lines of a script, by ``--step``; None if not known.
         paused_after: Number of losses after which the evaluation was paused; 0 if it was not
             paused.
         cut_after: Number of losses after which the evaluation ended at the target loss; 0 if it did
@@ -95,6 +96,7 @@ class Evaluation:
     resumed_from_step: int = 0
     checkpoint_step: int = 0
     seconds_before: float = 0.0
+    epoch: int | None = None
     paused_after: int = 0
     cut_after: int = 0
     inherits: int | None = None
@@ -182,6 +184,17 @@ class Assignment:
     """Trial of the search that this one confirms with another seed; None in the search."""
     tests: int | None = None
     """Trial that this one repeats on a suspected worker; None if it is not such a test."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trial has reached that another one continues."""
+
+    losses: Sequence[float] = ()
+    seconds: float = 0.0
+    """Seconds of training until the last of the losses."""
+    epoch: int | None = None
+    """Number of the epoch of the last loss in the lines of a script; None if it is not known."""
 
 
 def format_label(trial: int, confirms: bool) -> str:

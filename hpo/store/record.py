@@ -175,11 +175,15 @@ class Record:
         )
 
     def record_resume(
-        self, assignment: Assignment, losses: Sequence[float], seconds: float
+        self,
+        assignment: Assignment,
+        losses: Sequence[float],
+        seconds: float,
+        epoch: int | None = None,
     ) -> None:
-        """Record losses and seconds that a resumed evaluation takes over from its last trial."""
+        """Record what a resumed evaluation takes over from its last trial."""
         for step, loss in enumerate(losses, 1):
-            self.report(assignment, step, loss)
+            self.report(assignment, step, loss, epoch if step == len(losses) else None)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
         self._storage.set_trial_user_attr(assignment.trial_id, "resumed_from_step", len(losses))
         self.record_checkpoint(assignment, len(losses))
@@ -197,9 +201,13 @@ class Record:
         """Record that a checkpoint was saved after this number of losses."""
         self._storage.set_trial_user_attr(assignment.trial_id, "checkpoint_step", losses)
 
-    def report(self, assignment: Assignment, step: int, loss: float) -> None:
-        """Record the loss of a step."""
+    def report(
+        self, assignment: Assignment, step: int, loss: float, epoch: int | None = None
+    ) -> None:
+        """Record the loss of a step, and the number of its epoch in a script, if it is known."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
+        if epoch is not None:
+            self._storage.set_trial_user_attr(assignment.trial_id, "epoch", epoch)
 
     def record_rung_values(
         self, assignment: Assignment, losses: int, values: Sequence[float]

@@ -15,7 +15,7 @@ from hpo.errors import DuplicateError
 from hpo.process import clock
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.crash_isolation import select_next_waiting
-from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
+from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation, Progress
 from hpo.store.pruning import HalvingSchedule, SuccessiveHalving
 from hpo.store.record import Record
 
@@ -307,15 +307,15 @@ class StudyWriter(Record):
         self._known_warnings.add(text)
         return is_first
 
-    def read_previous_losses(self, trial: int) -> tuple[list[float], float]:
-        """Return losses and seconds of the trial that this one continues, if any."""
+    def read_progress(self, trial: int) -> Progress:
+        """Return what the trial that this one continues has reached, if there is one."""
         evaluations = self.read_evaluations()
         previous = evaluations[trial].retry_of
         if previous is None:
-            return [], 0.0
-        seconds = evaluations[previous].seconds
-        losses = [loss for _, loss in sorted(evaluations[previous].curve.items())]
-        return losses, 0.0 if math.isnan(seconds) else seconds
+            return Progress()
+        last = evaluations[previous]
+        losses = [loss for _, loss in sorted(last.curve.items())]
+        return Progress(losses, 0.0 if math.isnan(last.seconds) else last.seconds, last.epoch)
 
     def read_checkpoint_step(self, trial: int) -> int:
         """Return the number of losses at the latest checkpoint; 0 without one."""

@@ -50,7 +50,8 @@ def _is_at_rungs(value: object) -> bool:
 _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("island", "worker", "generation", "confirms", "seed"), is_whole_number),
     **dict.fromkeys(("retry_of", "crash_count", "resumed_from_step", "inherits"), is_whole_number),
-    **dict.fromkeys(("checkpoint_step", "paused_after", "cut_after", "tests"), is_whole_number),
+    **dict.fromkeys(("checkpoint_step", "epoch", "paused_after", "cut_after"), is_whole_number),
+    "tests": is_whole_number,
     **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,

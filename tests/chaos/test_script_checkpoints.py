@@ -162,6 +162,42 @@ def test_script_that_cannot_resume_restarts(mpi: Mpi, tmp_path: Path) -> None:
     assert "resumed_from_step" not in trials[1].user_attrs
 
 
+RARE_CHECKPOINTS = """
+import sys
+import time
+from pathlib import Path
+
+checkpoint = Path(sys.argv[1], "last.txt")
+first = int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1
+for epoch in range(first, 10):
+    print(f"epoch {epoch}\\nloss {10 - epoch}", flush=True)
+    if epoch % 4 == 0:
+        checkpoint.write_text(str(epoch))
+    while str(epoch) == Path("last_epoch.txt").read_text():
+        time.sleep(0.1)
+"""
+
+
+def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RARE_CHECKPOINTS)
+    options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
+    options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
+    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
+    # The loss of an epoch is known when the next begins. The second stop is in a repeated epoch.
+    for trial, epoch in enumerate((7, 6), 1):
+        (tmp_path / "last_epoch.txt").write_text(str(epoch))
+        with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
+            wait_for_losses(tmp_path / "run", 6, evaluations=trial)
+            victim.job.send_signal(signal.SIGKILL)
+            victim.wait(20)
+    (tmp_path / "last_epoch.txt").write_text("none")
+    job = mpi.run(1, *command, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = load_trials(tmp_path / "run")
+    assert list_losses(trials[2]) == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert [trial.user_attrs.get("resumed_from_step") for trial in trials] == [None, 6, 6]
+
+
 def test_script_functions_in_objective_use_its_worker(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
         "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = "
