@@ -200,7 +200,10 @@ def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
         ]
         columns.append((f"loss {epoch + 1}", cells))
     columns += [
-        ("steps", [_format_steps(outcome) for outcome in outcomes]),
+        (
+            "steps per loss" if outcomes[0].traces[0].steps_at_losses else "steps",
+            [_format_steps(outcome) for outcome in outcomes],
+        ),
         ("seconds", [format_tenths(outcome.traces[0].seconds) for outcome in outcomes]),
         (
             "MiB per rank",

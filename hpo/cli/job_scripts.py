@@ -233,8 +233,14 @@ def _make_command(
         if not isinstance(given, dict):
             return  # --help
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
+        nodes_with_gpus = _list_nodes_with_gpus(partition)
+        if partition and nodes_with_gpus and not gpus_per_node:
+            warn(
+                f"warning: nodes of partition {partition} have GPUs, and the job requests none. "
+                f"Give --gpus-per-node {nodes_with_gpus[0][1]}"
+            )
         if cpus_per_rank is None:
-            cpus_per_rank = _choose_cores(partition, ranks, gpus_per_node)
+            cpus_per_rank = _choose_cores(nodes_with_gpus, ranks, gpus_per_node)
         chosen = zip(names, (partition, account), strict=True)
         directives = [option.format(shlex.quote(value)) for option, value in chosen if value]
         directives += directive or []
@@ -264,17 +270,22 @@ def _make_command(
     return command
 
 
-def _choose_cores(partition: str | None, ranks: int, gpus: int) -> int:
-    """Return the number of cores per rank: its share of a node's cores, if SLURM knows the node.
+def _list_nodes_with_gpus(partition: str | None) -> list[tuple[int, int]]:
+    """Return the numbers of cores and GPUs of each kind of node with GPUs, if SLURM knows any."""
+    of_partition = [f"--partition={partition}"] if partition else []
+    listed = read_output(["sinfo", "--noheader", "--format=%c|%G", *of_partition])
+    nodes = map(_GPUS_OF_NODE.match, listed.splitlines())
+    return [(int(node[1]), int(node[2])) for node in nodes if node and int(node[2])]
+
+
+def _choose_cores(nodes: Sequence[tuple[int, int]], ranks: int, gpus: int) -> int:
+    """Return the number of cores per rank: its share of a node's cores, if the nodes are known.
 
     `ranks` and `gpus` are numbers per node.
     """
     if not gpus:
         return 1
-    of_partition = [f"--partition={partition}"] if partition else []
-    listed = read_output(["sinfo", "--noheader", "--format=%c|%G", *of_partition])
-    nodes = map(_GPUS_OF_NODE.match, listed.splitlines())
-    shares = [int(node[1]) * gpus // int(node[2]) // max(1, ranks) for node in nodes if node]
+    shares = [cores * gpus // of_node // max(1, ranks) for cores, of_node in nodes]
     return min(filter(None, shares), default=_CORES_WITH_GPUS)
 
 

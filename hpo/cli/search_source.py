@@ -13,7 +13,8 @@ from hpo.space import SearchSpace
 from hpo.space.parameters import parse_parameter
 
 _PACKAGE = Path(__file__).parents[1]
-_EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
+_OPTION_EXAMPLE = "--space 'lr=Float(1e-4, 1e-1, log=True)'"
+_EXAMPLE = f"Write for example {_OPTION_EXAMPLE}"
 
 
 def find_search_space(path: Path) -> Path:
@@ -27,7 +28,21 @@ def find_search_space(path: Path) -> Path:
     if not path.exists():
         names = f", or one of {', '.join(shipped)}" if shipped else ""
         raise UsageError(f"SEARCH_SPACE must be the path of a file{names}, got {path}")
+    if path.suffix == ".py" and path.is_file() and not _may_have_space(path):
+        raise UsageError(
+            f"SEARCH_SPACE must be a file with a `space`, got {path}. A training script follows "
+            f"after --, and its hyperparameters before: {_OPTION_EXAMPLE} -- {path}"
+        )
     return path
+
+
+def _may_have_space(path: Path) -> bool:
+    """Return whether a file may have a `space`. To import it could start a training."""
+    try:
+        source = path.read_bytes()
+    except OSError:
+        return True  # The search explains it.
+    return b"space" in source or b"import *" in source
 
 
 def list_search_spaces() -> dict[str, Path]:

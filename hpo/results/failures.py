@@ -49,7 +49,7 @@ class FailureGroup:
     """The failures with the same reason."""
 
     reason: str
-    """The reason of the latest of these failures."""
+    """The reason, with "..." for numbers that are not the same in all of these failures."""
     failed: Sequence[Evaluation]
     """The failed evaluations, sorted by their end."""
     region: FailureRegion | None = None
@@ -78,7 +78,15 @@ def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureGroup]:
             groups.setdefault(_NUMBER.sub("#", format_reason(evaluation)), []).append(evaluation)
     by_end = [sorted(group, key=lambda e: (e.ended, e.trial)) for group in groups.values()]
     by_size = sorted(by_end, key=len, reverse=True)
-    return [FailureGroup(format_reason(failed[-1]), failed) for failed in by_size]
+    return [FailureGroup(_merge_reasons(failed), failed) for failed in by_size]
+
+
+def _merge_reasons(failed: Sequence[Evaluation]) -> str:
+    """Return the reason of failures that differ only in numbers."""
+    reasons = {format_reason(evaluation) for evaluation in failed}
+    numbers = [set(found) for found in zip(*map(_NUMBER.findall, reasons), strict=True)]
+    merged = (found.pop() if len(found) == 1 else "..." for found in numbers)
+    return _NUMBER.sub(lambda _: next(merged), reasons.pop())
 
 
 def find_failure_kinds(

@@ -358,16 +358,9 @@ def _read_source(path: Path) -> bytes:
     if path.suffix != ".py":
         raise UsageError(f"{path}: not a Python file (its name must end in .py); {_EXAMPLE_HINT}")
     try:
-        source = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    # It is a training script, which trains when it is imported.
-    if b"argparse" in source and b"space" not in source:
-        raise UsageError(
-            f"{path}: has no `space`; {_EXAMPLE_HINT}. "
-            f"A training script stands behind --: -- {path}"
-        )
-    return source
 
 
 def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:

@@ -100,7 +100,10 @@ def _format_totals(summary: Summary) -> str:
     if summary.unconfirmed:
         states.append(f"{summary.unconfirmed} to confirm the best")
     imported = f"; {summary.imported} imported" if summary.imported else ""
-    counted = f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}"
+    # The budget of a resumed run may be smaller than what it has already.
+    finished = counts["complete"] + counts["pruned"] + counts["failed"]
+    budget = f", of {counts['budget']}" if finished <= counts["budget"] else ""
+    counted = f"{', '.join(states) or 'no evaluations'}{budget}{imported}"
     return "\n".join(filter(None, [counted, format_cost(summary.cost)]))
 
 
@@ -262,7 +265,7 @@ def _format_failure_reasons(kinds: Sequence[FailureGroup], run_dir: Path) -> str
     if rest := kinds[_MAX_REASONS:]:
         table.add_row(str(sum(len(kind.failed) for kind in rest)), f"{len(rest)} other reasons")
     latest = kinds[0].latest
-    more = "the traceback" if latest.traceback else "more of it"
+    more = "the traceback" if "Traceback (most recent" in latest.traceback else "more of it"
     return format_table(
         "Failures", table, f"{make_show_command(run_dir, latest.label)} shows {more}"
     )

@@ -21,7 +21,7 @@ def check_syntax(script: str) -> None:
 @pytest.fixture
 def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    Path("my search.py").touch()
+    Path("my search.py").write_text("space = SearchSpace()\n")
     return "my search.py"
 
 
@@ -79,9 +79,24 @@ def test_slurm_script_shares_the_cores_of_a_node(
     monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
     _, script, _ = hpo("slurm-script", search, "--gpus-per-node", 2, "--time", "1h")
     assert "\n#SBATCH --cpus-per-task=12\n" in script, "the least share of a GPU"
+    _, script, err = hpo("slurm-script", search, "--partition", "big", "--time", "1h")
+    assert (
+        "nodes of partition big have GPUs, and the job requests none. Give --gpus-per-node" in err
+    )
+    assert "\n#SBATCH --cpus-per-task=1\n" in script
     none = ["--gpus-per-node", 2, "--ranks-per-node", 0]
     status, _, err = hpo("slurm-script", search, *none, "--time", "1h")
     assert (status, "at least 1, got 0" in err) == (2, True)
+
+
+def test_training_script_is_no_search_space(hpo: Hpo, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for epoch in range(3):\n    print('loss', epoch)\n")
+    status, out, err = hpo("slurm-script", script, "--time", "1h")
+    assert (status, out) == (2, "")
+    assert f"must be a file with a `space`, got {script}. A training script follows after --" in err
+    script.write_text("from searches import *\n")
+    assert hpo("slurm-script", script, "--time", "1h")[0] == 0
 
 
 @pytest.mark.usefixtures("search")

@@ -432,7 +432,7 @@ def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> No
 
 
 MISTAKES = [
-    (["train.py"], "train.py: has no `space`; "),
+    (["train.py"], "SEARCH_SPACE must be a file with a `space`, got train.py. "),
     (
         [*LR, "--", "torchrun", "train.py"],
         "torchrun must not be in the command, since the search starts the ranks. Name the script: "

@@ -98,3 +98,12 @@ def test_print_tables_distinguishes_close_losses(capsys: pytest.CaptureFixture[s
     print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("The best")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]
+
+
+@pytest.mark.parametrize(("budget", "counted"), [(4, "3 complete, of 4\n"), (2, "3 complete\n")])
+def test_print_tables_names_a_budget_that_is_not_exceeded(
+    capsys: pytest.CaptureFixture[str], budget: int, counted: str
+) -> None:
+    evaluations = [make_complete(trial, trial / 8, 8.0) for trial in range(3)]
+    print_tables(Summary(evaluations, make_manifest(budget=budget), 3), Path("run"))
+    assert f"\n{counted}" in capsys.readouterr().out
