@@ -63,9 +63,9 @@ class Victim:
             for pid, command in self.find_processes().items()
             if Path(command.split("\0")[0]).name[:6] == "python"
         ]
-        return [
-            pid for pid in pythons if _find_parent(pid) not in (*pythons, self._template_server)
-        ]
+        # A process that has just ended has no parent.
+        others = (0, *pythons, self._template_server)
+        return [pid for pid in pythons if _find_parent(pid) not in others]
 
     def find_templates(self) -> list[int]:
         """Return the processes from which trainers are forked.
@@ -154,13 +154,14 @@ class Victim:
 
 @contextmanager
 def kill_at_end(victim: Victim) -> Iterator[Victim]:
-    """Kill the remaining processes of a job at the end of `with`."""
+    """Kill the remaining processes of a job at the end of `with`, and wait for mpirun."""
     try:
         yield victim
     finally:
         for pid in victim.find_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        victim.job.communicate(timeout=scale(20))
 
 
 def find_children(pid: int) -> list[int]:
