@@ -140,7 +140,7 @@ class _ShortLeader(Leader):
     reports: int = 0
     remarks: list[str] = field(default_factory=list)
 
-    def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:  # noqa: ARG002
+    def warn_once(self, assignment: Assignment, text: str, kind: str = "") -> None:  # noqa: ARG002
         """Keep a warning, which becomes a finding."""
         self.remarks.append(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpo.errors import ExitStatus, StopRequest
@@ -102,11 +102,8 @@ class Leader:
     def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
         self._study.notify.clear_inheritance(assignment)
         if reason:
-            self._checkpointer.warn_once(
-                "inherited",
-                f"trial {assignment.number} starts without the checkpoint of trial "
-                f"{assignment.parent}: {reason}",
-            )
+            text = f"it starts without the checkpoint of trial {assignment.parent}: {reason}"
+            self.warn_once(assignment, text, "inherited")
 
     # A report
 
@@ -230,7 +227,13 @@ class Leader:
 
     def commit_checkpoint(self, attempt: Attempt) -> None:
         """Write the latest checkpoint to its file, unless it is there already, and record it."""
-        if attempt.copied_step and (losses := self._checkpointer.write_checkpoint(attempt)):
+        if not attempt.copied_step:
+            return
+        try:
+            losses = self._checkpointer.write_checkpoint(attempt)
+        except (OSError, ValueError) as error:
+            self._warn_unsaved(attempt, format_error(error))
+        else:
             self._study.notify.record_checkpoint(attempt.assignment, losses)
 
     def warn_about_copies(
@@ -239,9 +242,14 @@ class Leader:
         """Warn that weights or a checkpoint could not be copied; the losses count nevertheless."""
         if weights_error:
             text = f"the weights of the best so far cannot be kept: {weights_error}"
-            self.warn_once(attempt, text)
+            self.warn_once(attempt.assignment, text)
         if checkpoint_error:
-            self._checkpointer.record_failed_copy(attempt, checkpoint_error)
+            self._checkpointer.delay_copy()
+            self._warn_unsaved(attempt, checkpoint_error)
+
+    def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
+        text = f"its checkpoint cannot be saved: {reason}"
+        self.warn_once(attempt.assignment, text, "unsaved")
 
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
@@ -249,10 +257,10 @@ class Leader:
             trial = attempt.assignment.number
             warn(f"warning: trial {trial} keeps no weights of its best loss: {reason}")
 
-    def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
+    def warn_once(self, assignment: Assignment, text: str, kind: str = "") -> None:
         """Print a warning, unless the run has printed the same text, or the same kind, before."""
         if self._study.call.is_first_warning(kind or text):
-            warn(f"warning: trial {attempt.assignment.number}: {text}")
+            warn(f"warning: trial {assignment.number}: {text}")
 
     # The end
 
@@ -314,11 +322,8 @@ class Leader:
         # The checkpoint of the last loss may be a copy, or be in the file already.
         steps = (attempt.copied_step, self._study.call.read_checkpoint_step(number))
         if len(attempt.losses) not in steps:
-            self._checkpointer.warn_once(
-                "parent",
-                f"trial {number} cannot be a parent: it has not called worker.save_checkpoint "
-                "before its last loss",
-            )
+            text = "it cannot be a parent: it has not called worker.save_checkpoint before its last"
+            self.warn_once(attempt.assignment, f"{text} loss", "parent")
             return False
         return self._study.call.is_parent_candidate(number, attempt.loss)
 
@@ -364,7 +369,6 @@ class Checkpointer:
     _seconds_to_write: float = 0.0
     _copied_at: float = -math.inf
     _written_at: float = -math.inf
-    _warned_topics: set[str] = field(default_factory=set)
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
         """Restart the intervals, and return the file of an evaluation's checkpoint, if it is valid.
@@ -426,30 +430,28 @@ class Checkpointer:
         self._seconds_to_copy = self._copied_at - since
         attempt.copied_step = len(attempt.losses)
 
-    def record_failed_copy(self, attempt: Attempt, reason: str) -> None:
-        """Record that a copy has failed, and print a warning."""
+    def delay_copy(self) -> None:
+        """Restart the interval to the next copy, since a copy has failed."""
         self._copied_at = clock.now()
-        self._warn_unsaved(attempt, reason)
 
     def write_checkpoint(self, attempt: Attempt) -> int:
         """Write the latest checkpoint to its file, and return its number of losses.
 
-        Return 0 after an error, which is printed as a warning.
+        Raises OSError or ValueError if it cannot be written.
         """
         assert attempt.drafts is not None
         began = clock.now()
-        losses = 0
         try:
             path = self._checkpoints.make_draft_path(attempt.assignment)
             losses = attempt.drafts.make_checkpoint_file(path)
             self._checkpoints.commit_draft(attempt.assignment)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError):
             self._checkpoints.remove_draft(attempt.assignment)
-            self._warn_unsaved(attempt, format_error(error))
-            losses = 0
-        self._written_at = clock.now()
-        self._seconds_to_write = self._written_at - began
-        attempt.copied_step = 0
+            raise
+        finally:
+            self._written_at = clock.now()
+            self._seconds_to_write = self._written_at - began
+            attempt.copied_step = 0
         return losses
 
     def has_file(self, assignment: Assignment) -> bool:
@@ -459,16 +461,6 @@ class Checkpointer:
     def discard_checkpoint(self, assignment: Assignment) -> None:
         """Remove the checkpoint of an evaluation that has ended."""
         self._checkpoints.remove_ended(assignment)
-
-    def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
-        trial = attempt.assignment.number
-        self.warn_once("states", f"the checkpoint of trial {trial} cannot be saved: {reason}")
-
-    def warn_once(self, topic: str, text: str) -> None:
-        """Print a warning, unless this method has printed a warning on the same topic before."""
-        if topic not in self._warned_topics:
-            warn(f"warning: {text}")
-            self._warned_topics.add(topic)
 
     def is_write_due(self) -> bool:
         """Return whether the latest checkpoint must be written to its file now."""

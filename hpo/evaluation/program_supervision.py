@@ -117,7 +117,7 @@ class ProgramSupervision(Supervision):
             if is_first:
                 self._decide_on_report(self._leader, news.rank, report)
             elif report.mistake.startswith("ranks "):
-                self._leader.warn_once(self._attempt, report.mistake)
+                self._leader.warn_once(self._attempt.assignment, report.mistake)
             if not self._attempt.verdict.ends_evaluation:
                 continue
             decided = self._attempt.verdict.conclude()
@@ -211,7 +211,7 @@ class ProgramSupervision(Supervision):
             return self._fail_without_losses(leader, ends)
         if verdict.state != State.FAILED:
             for remark in [end.remark for end in ends if end.remark]:
-                leader.warn_once(self._attempt, remark)
+                leader.warn_once(self._attempt.assignment, remark)
         return verdict
 
     def _fail_without_losses(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:

@@ -430,7 +430,7 @@ class Supervision:
             self._is_clean = bool(message["is_clean"])
             if self._leader is not None and (remains := message.get("remains")):
                 text = f"it leaves GPU memory behind, so its trainers are replaced: {remains}"
-                self._leader.warn_once(self._attempt, text, "remains")
+                self._leader.warn_once(self._attempt.assignment, text, "remains")
         elif message.kind == "report" and self._leader is not None:
             self._watch_for_hang()
             self._answer_report(self._leader, Report(**message.content))

@@ -326,5 +326,5 @@ def test_leader_warns_once_if_checkpoints_cannot_be_written(
     for loss in (0.5, 0.25):
         assert harness.step(attempt, loss, saved={"epoch": 1}).state == State.RUNNING
     warning = capsys.readouterr().err
-    assert warning.startswith("warning: the checkpoint of trial 0 cannot be saved: ")
+    assert warning.startswith("warning: trial 0: its checkpoint cannot be saved: ")
     assert warning.count("\n") == 1
