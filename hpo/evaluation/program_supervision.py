@@ -30,6 +30,10 @@ from hpo.text_format import format_list
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
 _EARLIER = "which an earlier evaluation has probably written"
 _MAX_SHOWN_LINES = 5
+_REPEATED = (
+    "it has resumed, and repeated only epochs whose losses had been recorded. If these are new "
+    "epochs, --step must find a number that continues after a resume"
+)
 
 
 class ProgramSupervision(Supervision):
@@ -49,6 +53,7 @@ class ProgramSupervision(Supervision):
         self._reports = ReportReader(self._program.script)
         self._merger = ReportMerger(self._group.size)
         self._own_reports: list[Report] = []
+        self._has_repeated = False
         # Of the leader's program, if it resumes from its own files: its checkpoint at the start,
         # and whether it writes each checkpoint before the report of its loss; None if not known.
         self._values: Mapping[str, Any] = {}
@@ -111,6 +116,7 @@ class ProgramSupervision(Supervision):
         assert self._leader is not None
         for report in self._merger.add_reports(news.rank, news.reports, news.first):
             if self._is_repeated(report):
+                self._has_repeated = True
                 self._leader.record_resumption(self._attempt)
                 continue
             is_first = not self._attempt.verdict.ends_evaluation
@@ -209,6 +215,8 @@ class ProgramSupervision(Supervision):
         verdict = super()._conclude(leader, ends)
         if verdict.state == State.COMPLETE and not self._attempt.losses:
             return self._fail_without_losses(leader, ends)
+        if verdict.state == State.COMPLETE and self._has_repeated and not self._attempt.has_loss:
+            leader.warn_once(self._attempt.assignment, _REPEATED)
         if verdict.state != State.FAILED:
             for remark in [end.remark for end in ends if end.remark]:
                 leader.warn_once(self._attempt.assignment, remark)

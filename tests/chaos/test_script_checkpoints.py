@@ -198,6 +198,23 @@ def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -
     assert [trial.user_attrs.get("resumed_from_step") for trial in trials] == [None, 6, 6]
 
 
+def test_script_that_counts_epochs_anew_after_a_resume_warns(mpi: Mpi, tmp_path: Path) -> None:
+    anew = RARE_CHECKPOINTS.replace('print(f"epoch {epoch}', 'print(f"epoch {epoch - first}')
+    (tmp_path / "train.py").write_text(anew)
+    options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
+    options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
+    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
+    (tmp_path / "last_epoch.txt").write_text("9")
+    with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
+        wait_for_losses(tmp_path / "run", 8)
+        victim.job.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    (tmp_path / "last_epoch.txt").write_text("none")
+    job = mpi.run(1, *command, cwd=tmp_path)
+    assert "--step must find a number that continues after a resume" in job.stderr
+    assert list_losses(load_trials(tmp_path / "run")[1]) == [9, 8, 7, 6, 5, 4, 3, 2]
+
+
 def test_script_functions_in_objective_use_its_worker(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
         "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = "
