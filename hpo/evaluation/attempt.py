@@ -156,7 +156,7 @@ class Attempt:
         A parent checkpoint counts only if the objective has read it on some rank.
         """
         if self.start.own_file is not None:
-            return True
+            return not self.has_recorded_resumption
         return self.start.info is not None and (self.start.is_own or self.has_read_parent)
 
     @property

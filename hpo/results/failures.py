@@ -75,7 +75,7 @@ def group_failures(evaluations: Sequence[Evaluation]) -> list[FailureGroup]:
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.state == "failed":
-            groups.setdefault(_NUMBER.sub("#", format_reason(evaluation)), []).append(evaluation)
+            groups.setdefault(_NUMBER.sub("\0", format_reason(evaluation)), []).append(evaluation)
     by_end = [sorted(group, key=lambda e: (e.ended, e.trial)) for group in groups.values()]
     by_size = sorted(by_end, key=len, reverse=True)
     return [FailureGroup(_merge_reasons(failed), failed) for failed in by_size]

@@ -188,7 +188,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trial has reached that another one continues."""
+    """The progress of a trial that another trial continues."""
 
     losses: Sequence[float] = ()
     seconds: float = 0.0

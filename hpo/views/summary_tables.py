@@ -100,7 +100,7 @@ def _format_totals(summary: Summary) -> str:
     if summary.unconfirmed:
         states.append(f"{summary.unconfirmed} to confirm the best")
     imported = f"; {summary.imported} imported" if summary.imported else ""
-    # The budget of a resumed run may be smaller than what it has already.
+    # A run can be resumed with a budget below its number of evaluations.
     finished = counts["complete"] + counts["pruned"] + counts["failed"]
     budget = f", of {counts['budget']}" if finished <= counts["budget"] else ""
     counted = f"{', '.join(states) or 'no evaluations'}{budget}{imported}"
