@@ -124,10 +124,8 @@ def describe_confirmed(summary: Summary) -> list[str]:
     names = [f"trial {entry.trial}" for entry in summary.confirmed]
     sentences = describe_comparison(summary.confirmed, summary.as_good_within, names)
     if noise:
-        sentences.append(
-            f"The seed accounts for {noise.share:.0%} of the variance of these losses: those of "
-            f"one individual have a standard deviation of {format_number(noise.deviation)}."
-        )
+        share = f"{noise.share:.0%}"
+        sentences.append(f"The seed accounts for {share} of the variance of these losses.")
     return sentences
 
 

@@ -253,7 +253,8 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
         "share": pytest.approx(within / (within + between)),
     }
     assert (
-        f"The seed accounts for {noise['share']:.0%} of the variance of these losses" in job.stdout
+        f"The seed accounts for {noise['share']:.0%} of the variance of these losses.\n"
+        in job.stdout
     )
     more = mpi.run(
         2,
