@@ -145,8 +145,16 @@ def test_limits_of_waits_name_definitions_of_the_code() -> None:
 
 @pytest.mark.parametrize("page", ["commands.md", "search-command.md"])
 def test_pages_have_the_options_of_the_commands(page: str) -> None:
-    script = runpy.run_path(str(ROOT / "docs" / "command_line.py"))
-    assert read_page(page) == script["fill_page"](page), "run python docs/command_line.py"
+    script = runpy.run_path(str(ROOT / "docs" / "write_reference.py"))
+    assert read_page(page) == script["fill_page"](page), "run python docs/write_reference.py"
+
+
+def test_page_of_the_api_has_the_purpose_of_each_name() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "write_reference.py"))
+    page = script["fill_api_page"]()
+    assert read_page("api.md") == page, "run python docs/write_reference.py"
+    names = re.findall(r"^\| `(\w+)(?:\(\))?` \| [A-Z\d].+ \|$", page, re.MULTILINE)
+    assert set(hpo.__all__) - {"checkpoint", "folder", "trial"} <= set(names)
 
 
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:

@@ -1,15 +1,18 @@
-"""Write the options of all commands into the pages of docs/reference.
+"""Write the options of all commands, and the names of the API, into the pages of docs/reference.
 
-    python docs/command_line.py
+    python docs/write_reference.py
 
 Code hosts show the pages as they are, so the tables are a part of them. A test compares them with
-the commands.
+the commands and docstrings.
 """
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,15 @@ PAGES = {
     ),
     "commands.md": ("hpo", hpo_app),
 }
-_WRITTEN = re.compile(r"(?<=<!-- python docs/command_line.py -->\n).*(?=<!-- end -->)", re.DOTALL)
+API_PAGE = "api.md"
+# A part of the page of the API: its table, and the directives that Sphinx replaces by docstrings.
+_API_PART = re.compile(
+    r"(<!-- python docs/write_reference.py -->\n).*?(<!-- end -->\n\n```\{eval-rst\}\n(.*?)```)",
+    re.DOTALL,
+)
+_WRITTEN = re.compile(
+    r"(?<=<!-- python docs/write_reference.py -->\n).*(?=<!-- end -->)", re.DOTALL
+)
 
 
 def fill_page(page: str) -> str:
@@ -42,6 +53,31 @@ def fill_page(page: str) -> str:
             lines += _describe_command(f"{name} {sub.name}", sub)
     text = "\n" + "\n".join(lines)
     return _WRITTEN.sub(lambda _: text, (REFERENCE / page).read_text("utf-8"), count=1)
+
+
+def fill_api_page() -> str:
+    """Return the text of the page of the API with the current first lines of docstrings."""
+
+    def fill_part(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{_describe_names(match[3])}\n{match[2]}"
+
+    return _API_PART.sub(fill_part, (REFERENCE / API_PAGE).read_text("utf-8"))
+
+
+def _describe_names(directives: str) -> str:
+    """Return a table of the functions and classes that Sphinx's directives name."""
+    rows = ["| | |", "|---|---|"]
+    modules = re.findall(r"module:: (\S+)", directives) or ["hpo"]
+    named = re.findall(r"auto\w+:: ([\w.]+).*(?:\n +:members: (.+))?", directives)
+    for name, members in named:
+        for each in [name, *(f"{name}.{member}" for member in members.split(", ") if member)]:
+            found = pydoc.locate(each if each.startswith("hpo.") else f"{modules[0]}.{each}")
+            summary = (inspect.getdoc(found) or "").partition("\n")[0].replace("``", "`")
+            if inspect.isfunction(found):
+                rows.append(f"| `{each}()` | {summary} |")
+            elif isinstance(found, (type, property, cached_property)):
+                rows.append(f"| `{each}` | {summary} |")
+    return "\n".join(rows) + "\n"
 
 
 def _describe_command(name: str, command: Any) -> Iterator[str]:
@@ -71,3 +107,4 @@ def _format_usage(argument: Any) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         (REFERENCE / page).write_text(fill_page(page), "utf-8")
+    (REFERENCE / API_PAGE).write_text(fill_api_page(), "utf-8")
