@@ -82,7 +82,10 @@ def test_trainers_use_the_cores_of_their_task(binding_cluster: SlurmCluster) -> 
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a task cannot have two cores")
-def test_trainer_of_task_with_two_cores_uses_two_threads(binding_cluster: SlurmCluster) -> None:
+def test_trainer_of_task_with_two_cores_uses_two_threads(
+    binding_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")  # The tests set it to 1.
     options = ["--ntasks-per-node=1", "--cpus-per-task=2", "--cpu-bind=cores"]
     seen = run_search(binding_cluster, *options)
     assert [(one["host"], len(one["cores"]), one["threads"]) for one in seen] == [
