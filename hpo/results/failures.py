@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpo.store.evaluations import Evaluation, sort_by_end
+from hpo.store.json_values import is_number
 from hpo.text_format import format_value
 
 # Numbers, sizes and addresses in the text of a reason, except line numbers, statuses, and digits of
@@ -160,7 +161,8 @@ def _list_conditions(
         for choice in dict.fromkeys(of_failed):
             has_choice = [value is not None and value == choice for value in values]
             found.append((f"{name} = {format_value(choice)}", np.array(has_choice)))
-        return found
+        if not all(map(is_number, distribution.choices)):
+            return found
     numbers = np.array([math.nan if value is None else value for value in values], float)
     limits = sorted(set(of_failed))
     lower = limits[:_MOST_LIMITS]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from hpo import Float, Int, SearchSpace
+from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.options import PROGRAM_OPTIONS
 from hpo.results.advice import Advice, find_advice
 from hpo.results.failures import find_failure_kinds, find_failure_region, group_failures
@@ -224,6 +224,20 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
         f"gamma <= {format_value(lowest)}",
         len(others),
     )
+
+
+def test_failure_region_is_a_range_of_choices_that_are_numbers() -> None:
+    sizes = [16, 32, 64, 128, 256]
+    space = SearchSpace(batch=Ordinal(*sizes), act=Categorical("a", "b"))
+    drawn = [
+        make_ended(trial, 1.0, params={"batch": sizes[trial % 5], "act": "ab"[trial % 2]})
+        for trial in range(60)
+    ]
+    ended = fail_where(drawn, lambda p: p["batch"] >= 128)
+    failed = [evaluation for evaluation in ended if evaluation.state == "failed"]
+    region = find_failure_region(ended, space.make_distributions(), failed)
+    assert region is not None
+    assert (region.conditions, len(region.failed), region.ended) == (["batch >= 128"], 24, 24)
 
 
 def test_failure_region_counts_promoted_evaluations_once() -> None:
