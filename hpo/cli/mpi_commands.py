@@ -81,8 +81,10 @@ def make_search(
         is_default = search_space == default and program is not None
         return _collect_given(None if is_default else search_space, program, given)
 
+    shipped = ", ".join(list_search_spaces())
     help_text = (
-        f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}."
+        f"A Python file with `space` and `objective`, or one of {shipped}. A program after -- "
+        "takes its place."
     )
     needs_file = default is None and program is None
     argument = (help_text, inspect.Parameter.empty if needs_file else default)
