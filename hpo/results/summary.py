@@ -82,6 +82,7 @@ class RungSummary:
     reached: int
     continued: int
     paused: int
+    pruned: int
     best: float | None
     """The lowest loss at the rung; None if it is not finite."""
     next: NextPromotion | None
@@ -403,6 +404,7 @@ def summarize_rungs(evaluations: Sequence[Evaluation], run: Manifest) -> list[Ru
             reached=len(rung.losses),
             continued=len(rung.continued),
             paused=len(rung.paused),
+            pruned=len(rung.stopped),
             best=_drop_infinite(rung.losses[0][0]),
             next=promotion,
         )

@@ -210,6 +210,8 @@ def make_rung_columns(rungs: Sequence[RungSummary]) -> Columns:
         ("paused", [str(rung.paused) for rung in rungs]),
         ("best", ["" if rung.best is None else format_number(rung.best) for rung in rungs]),
     ]
+    if any(rung.pruned for rung in rungs):
+        columns.insert(4, ("pruned", [str(rung.pruned) for rung in rungs]))
     if any(rung.next is not None for rung in rungs):
         columns.append(("next promotion", [_format_next_promotion(rung) for rung in rungs]))
     if len({rung.bracket for rung in rungs}) > 1:

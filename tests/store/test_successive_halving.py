@@ -442,14 +442,16 @@ def test_summary_lists_next_promotions() -> None:
     evaluations = [
         make_evaluation(0, "complete", *[0.5] * 9),
         *(make_evaluation(trial, "paused", 0.5 + trial) for trial in (1, 2)),
+        make_evaluation(3, "pruned", 4.0),
     ]
     (first, second) = summarize_rungs(evaluations, make_manifest(pruner="asha"))
     assert first == RungSummary(
         bracket=0,
         epochs=1,
-        reached=3,
+        reached=4,
         continued=1,
         paused=2,
+        pruned=1,
         best=0.5,
         next=NextPromotion(trial=1, loss=1.5, count_needed=6),
     )
