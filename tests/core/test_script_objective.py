@@ -240,11 +240,11 @@ def test_last_loss_of_each_step_is_reported() -> None:
         reports.take_line(line)
     reports.take_line("epoch 1 loss=5")
     assert reports.take_new_reports() == [
-        Report(2.0, {"acc": 0.1}, offers_weights=True, weights="7-1")
+        Report(2.0, {"acc": 0.1}, offers_weights=True, weights="7-1", epoch=0)
     ]
     reports.take_line("loss=4")
     assert reports.take_last_reports(is_whole=False) == [], "the program was cut off in epoch 1"
-    assert reports.take_last_reports() == [Report(4.0, {"acc": 0.5})]
+    assert reports.take_last_reports() == [Report(4.0, {"acc": 0.5}, epoch=1)]
     reports.close()
 
 

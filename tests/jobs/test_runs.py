@@ -461,7 +461,7 @@ def test_run_with_missing_data_prints_one_message_first(
 def test_run_with_mistake_prints_one_message_on_one_rank(
     mpi: Mpi, tmp_path: Path, ranks: int, arguments: list[str], message: str
 ) -> None:
-    (tmp_path / "raising.py").write_text("1 / 0\n")
+    (tmp_path / "raising.py").write_text("space = 1 / 0\n")
     opening = (
         f"{(SEARCHES / 'smooth.py').read_text()}\n\ndef prepare(*_):\n    return open(__file__)\n"
     )

@@ -53,7 +53,7 @@ def test_command_of_page_is_accepted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("my_search.py", "my_long_search.py", "my_front.py", "my_pbt.py", "train.py"):
-        Path(name).touch()
+        Path(name).write_text("space = SearchSpace()\n")
     if words[0] == "python" or words[1] == "search":
         end = words.index("--") if "--" in words else len(words)
         default = ROOT / "search_spaces" / "digits_cnn.py" if words[0] == "python" else None
