@@ -88,6 +88,8 @@ def test_check_tries_to_resume_from_own_files(mpi: Mpi, tmp_path: Path) -> None:
         "the losses are the same",
         (resume, "--resume-file", "last.json"): "wrong  There is no checkpoint in {folder} after "
         "the first loss, so it restarts",
+        (resume, "--resume-file", "last.json", "--step", r"epoch (\d+)"): "look   There is no "
+        "checkpoint in {folder} after the first loss, so it restarts",
         (
             "--resume-args",
             "--mode again --load {folder}/checkpoint-1",
