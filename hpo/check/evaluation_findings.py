@@ -383,9 +383,9 @@ def _allow_for_late_reports(finding: Finding) -> Finding:
         return finding
     return look(
         finding.text,
-        "With --step, the loss of an epoch is known when the next epoch prints one. If the program "
-        "has saved the next epoch by then, that epoch is omitted after a pause. Print one loss per "
-        "epoch, after its checkpoint, to avoid this",
+        "With --step, the loss of an epoch is known when the next one begins. Epochs that the "
+        "program has saved by then have no loss after a pause, so other epochs may have been "
+        "compared. Compare the losses of the same epoch in its output",
     )
 
 

@@ -193,6 +193,11 @@ class Attempt:
             self.earlier_seconds = seconds
         self.loss = min(losses, default=math.inf)
 
+    def skip_missing_losses(self, count: int) -> None:
+        """Count epochs whose losses are not known, before the first loss after a resume."""
+        self.losses += [math.inf] * count
+        self.restored_count += count
+
     @property
     def has_weights(self) -> bool:
         """Whether the leader can write the weights of the lowest loss."""

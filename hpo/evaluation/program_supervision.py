@@ -121,6 +121,7 @@ class ProgramSupervision(Supervision):
                 continue
             is_first = not self._attempt.verdict.ends_evaluation
             if is_first:
+                self._attempt.skip_missing_losses(self._count_missing(report))
                 self._decide_on_report(self._leader, news.rank, report)
             elif report.mistake.startswith("ranks "):
                 self._leader.warn_once(self._attempt.assignment, report.mistake)
@@ -141,6 +142,18 @@ class ProgramSupervision(Supervision):
         if last is None or report.epoch is None or report.mistake:
             return False
         return report.epoch <= last
+
+    def _count_missing(self, report: Report) -> int:
+        """Return how many epochs have no loss, before the first report of a resumed program.
+
+        It may have saved an epoch, and been stopped before the loss of the epoch was recorded. The
+        number is only known if the program numbers its epochs one by one, from 0 or 1.
+        """
+        progress = self._attempt.start.progress
+        if progress.epoch is None or report.epoch is None or report.mistake:
+            return 0
+        is_numbered = len(progress.losses) - progress.epoch in (0, 1)
+        return report.epoch - progress.epoch - 1 if is_numbered else 0
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> None:
         """Let the leader decide on a report, and keep the drafts that belong to it."""

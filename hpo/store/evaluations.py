@@ -191,6 +191,7 @@ class Progress:
     """The progress of a trial that another trial continues."""
 
     losses: Sequence[float] = ()
+    """The loss of each step; infinite if it is missing."""
     seconds: float = 0.0
     """Seconds of training until the last of the losses."""
     epoch: int | None = None

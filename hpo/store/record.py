@@ -6,6 +6,7 @@ study, but only one process writes it (`hpo.store.study_writer`).
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -181,9 +182,15 @@ class Record:
         seconds: float,
         epoch: int | None = None,
     ) -> None:
-        """Record what a resumed evaluation takes over from its last trial."""
+        """Record what a resumed evaluation takes over from its last trial.
+
+        The losses of some epochs may be missing, which are infinite.
+        """
         for step, loss in enumerate(losses, 1):
-            self.report(assignment, step, loss, epoch if step == len(losses) else None)
+            if math.isfinite(loss):
+                self.report(assignment, step, loss)
+        if epoch is not None:
+            self._storage.set_trial_user_attr(assignment.trial_id, "epoch", epoch)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
         self._storage.set_trial_user_attr(assignment.trial_id, "resumed_from_step", len(losses))
         self.record_checkpoint(assignment, len(losses))

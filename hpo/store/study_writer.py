@@ -314,7 +314,8 @@ class StudyWriter(Record):
         if previous is None:
             return Progress()
         last = evaluations[previous]
-        losses = [loss for _, loss in sorted(last.curve.items())]
+        steps = range(1, max(last.curve, default=0) + 1)
+        losses = [last.curve.get(step, math.inf) for step in steps]
         return Progress(losses, 0.0 if math.isnan(last.seconds) else last.seconds, last.epoch)
 
     def read_checkpoint_step(self, trial: int) -> int:

@@ -198,6 +198,26 @@ def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -
     assert [trial.user_attrs.get("resumed_from_step") for trial in trials] == [None, 6, 6]
 
 
+def test_step_of_a_lost_loss_stays_empty(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RARE_CHECKPOINTS)
+    options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
+    options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
+    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
+    # It is killed after the checkpoint of epoch 8, whose loss would be known in epoch 9.
+    (tmp_path / "last_epoch.txt").write_text("8")
+    with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
+        wait_for_losses(tmp_path / "run", 7)
+        while (tmp_path / "run" / "trials" / "0" / "last.txt").read_text() != "8":
+            time.sleep(0.02)  # The test has a time limit.
+        victim.job.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    (tmp_path / "last_epoch.txt").write_text("none")
+    job = mpi.run(1, *command, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    expected = {epoch: 10 - epoch for epoch in range(1, 10) if epoch != 8}
+    assert load_trials(tmp_path / "run")[1].intermediate_values == expected
+
+
 def test_script_that_counts_epochs_anew_after_a_resume_warns(mpi: Mpi, tmp_path: Path) -> None:
     anew = RARE_CHECKPOINTS.replace('print(f"epoch {epoch}', 'print(f"epoch {epoch - first}')
     (tmp_path / "train.py").write_text(anew)
