@@ -108,7 +108,8 @@ def top(
     else:
         from hpo.views.summary_tables import print_advice, print_tables
 
-        print_tables(run.make_summary(n), run_dir)
+        is_active = run.run_dir.is_in_use is not False
+        print_tables(run.make_summary(n), run_dir, is_active=is_active)
         print_advice(run.find_advice())
 
 

@@ -28,6 +28,7 @@ _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
 _NOT_FOUND = "not found"
 _FIRST_JOB = "# The first job starts the run, and later jobs resume it."
+_LOST_NODE = "# If a node is lost, the run continues on the other nodes.\n"
 _CORES_WITH_GPUS = 4  # per rank. One core would have to load the data besides the training.
 _GPUS_OF_NODE = re.compile(r"(\d+)\+?\|.*?\bgpu:(?:[^:,(]*:)?(\d+)")  # of `sinfo --format=%c|%G`
 
@@ -105,8 +106,7 @@ def write_slurm_script(request: JobRequest) -> str:
 # Save this as {request.name}.sh, and submit it: sbatch {request.name}.sh
 # SLURM sends SIGUSR1 {_SECONDS_TO_STOP} s before the time limit: the run stops, and this script \
 submits itself again.
-# If a node is lost, the run continues on the other nodes.
-{requested}
+{_LOST_NODE if request.nodes > 1 else ""}{requested}
 {describe_environment()}
 # srun does not read --cpus-per-task of the job since SLURM 22.05.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

@@ -365,7 +365,10 @@ def _resume_study(session: Session, request: RunRequest) -> str:
     waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
     finished = sum(evaluation.is_finished for evaluation in own)
     late = sum(evaluation.crash_count > 1 for evaluation in waiting)
-    first = f"; {len(waiting) - late} waiting will run first" if len(waiting) > late else ""
+    how = "run first"
+    if any(evaluation.crash_count == 1 for evaluation in waiting):
+        how = "run, a few at a time, since one may have crashed the job"
+    first = f"; {len(waiting) - late} waiting will {how}" if len(waiting) > late else ""
     last = f"; {late} that may have crashed the job twice will run alone at the end" if late else ""
     return f": resumed after {format_count(finished, 'evaluation')}{first}{last}"
 

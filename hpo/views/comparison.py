@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.recommendation import find_winner
@@ -40,7 +41,7 @@ def _format_runs(runs: Mapping[str, Summary]) -> str:
     unit = "GPU" if any(run.cost.gpu_hours for run in runs.values()) else "rank"
     columns = [
         ("", list(runs)),
-        ("evaluations", [str(run.counts["complete"]) for run in runs.values()]),
+        ("complete", [str(run.counts["complete"]) for run in runs.values()]),
         ("best loss", [format_number(best.loss) if best else "" for best in bests]),
         ("trial", [str(best.trial) if best else "" for best in bests]),
         ("confirmed", [str(winner.trial) if winner else "" for winner in winners]),
@@ -67,12 +68,18 @@ def _compare_runs(first: str, run: Summary, name: str, other: Summary) -> Iterat
     yield from textwrap.wrap(_compare_means(first, run, name, other), _LINE_WIDTH)
     for difference in _list_differences(run, other):
         yield f"{first} and {name} differ in {difference}: their losses may not be comparable."
-    if names := _list_unequal(run.run.space, other.run.space):
+    unequal = _list_unequal(run.run.space, other.run.space)
+    if names := [each for each in unequal if {each} <= run.run.space.keys() & other.run.space]:
         yield f"{first} and {name} search other values of {format_list(names)}."
+    if names := [each for each in unequal if each not in names]:
+        yield f"Only one of {first} and {name} has {format_list(names)}."
 
 
 def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
     """Return a sentence about the difference of the means over other seeds."""
+    for each, summary in ((first, run), (name, other)):
+        if summary.best is None:
+            return f"{first} and {name}: {each} has no complete evaluation."
     ours = _find_winner(run)
     theirs = _find_winner(other)
     open_runs = [
@@ -84,7 +91,7 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
         return (
             f"{first} and {name}: the best loss of a run is the lowest of many. Before you choose "
             f"by it, confirm the best of {' and '.join(open_runs)} with other seeds: --resume "
-            "--confirm-seeds 5."
+            "--confirm-seeds 5. Scripts must take the seed, as in --seed {seed}."
         )
     low, high = _compute_interval(ours, theirs)
     if low <= 0 <= high:
@@ -122,9 +129,12 @@ def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
     ranks = [each.run.layout.ranks_per_worker for each in (run, other)]
     if ranks[0] != ranks[1]:
         yield f"the ranks per worker ({ranks[0]} and {ranks[1]})"
-    programs = [each.run.command.partition(" -- ")[2] for each in (run, other)]
+    programs = [
+        each.run.command.partition(" -- ")[2] or Path(each.run.search_space).name
+        for each in (run, other)
+    ]
     if programs[0] != programs[1]:
-        yield f"the program ({programs[0] or 'none'} and {programs[1] or 'none'})"
+        yield f"the program ({programs[0]} and {programs[1]})"
     elif names := _list_unequal(run.run.settings, other.run.settings):
         yield f"the setting{'s' * (len(names) > 1)} {format_list(names)}"
 

@@ -370,7 +370,8 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         yield "confirms", f"trial {evaluation.confirms}, with another seed{on_worker}"
     elif evaluation.state != "waiting":
         propagator = evaluation.propagator or "unknown"
-        yield "bred", f"{location}, generation {evaluation.generation}, propagator {propagator}"
+        name = "bred" if evaluation.retry_of is None else "evaluated"
+        yield name, f"{location}, generation {evaluation.generation}, propagator {propagator}"
     yield from _list_places(evaluation)
     if evaluation.immigrants:
         counts = [f"{count} from island {name}" for name, count in evaluation.immigrants.items()]

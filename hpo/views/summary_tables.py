@@ -61,8 +61,13 @@ _LONGEST_VALUE = 24
 _GAP = 3  # characters between columns
 
 
-def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = False) -> None:
-    """Print the best individuals of the run, details, and the counts of evaluations."""
+def print_tables(
+    summary: Summary, run_dir: Path, shows_expected_loss: bool = False, is_active: bool = True
+) -> None:
+    """Print the best individuals of the run, details, and the counts of evaluations.
+
+    `is_active` is whether the run may be active.
+    """
     print(_format_best(summary, run_dir, shows_expected_loss))
     if summary.confirmed:
         print(_format_confirmed(summary, run_dir))
@@ -85,13 +90,14 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
         print(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
-    print(_format_totals(summary))
+    print(_format_totals(summary, is_active))
 
 
-def _format_totals(summary: Summary) -> str:
+def _format_totals(summary: Summary, is_active: bool) -> str:
     """Return the counts of evaluations, and their cost."""
     counts = summary.counts
     words = {"paused": "not promoted"} if summary.is_over else {}
+    words |= {} if is_active else {"running": "running when the run ended"}
     states = [
         f"{counts[state]} {words.get(state, state)}" for state in COUNTED_STATES if counts[state]
     ]

@@ -340,7 +340,8 @@ def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> No
     layout = ["--islands", 3, "--ranks-per-worker", 1]
     job_again = mpi.run(3, *options, "--evaluations", 20, *layout, cwd=tmp_path)
     assert (job_again.returncode, job_again.stderr) == (0, "")
-    assert f"resumed after {len(before)} evaluations; {len(in_flight)} waiting" in job_again.stdout
+    found = f"{len(before)} evaluations; {len(in_flight)} waiting will run, a few at a time"
+    assert f"resumed after {found}" in job_again.stdout
     trials = load_trials(run_dir)
     after = find_complete_losses(trials)
     assert {number: after[number] for number in before} == before

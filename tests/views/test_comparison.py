@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,17 @@ def test_comparison_tells_what_makes_losses_different() -> None:
     ours, theirs = (make_summary(0.1, command=program) for program in programs)
     text = format_comparison({"a": ours, "b": theirs})
     assert "a and b differ in the program (train.py --epochs 3 and train.py --epochs 8)" in text
+    ours, theirs = (
+        make_summary(0.1, search_space=f"/spaces/{name}.py", space={name: "Int(0, 1)"})
+        for name in ("cnn", "mlp")
+    )
+    text = format_comparison({"a": ours, "b": theirs})
+    assert "a and b differ in the program (cnn.py and mlp.py)" in text
+    assert "Only one of a and b has cnn and mlp." in text
+    assert "other values" not in text
+    none = replace(make_summary(0.1), evaluations=[])
+    text = format_comparison({"a": make_summary(0.1), "b": none})
+    assert "a and b: b has no complete evaluation." in text
 
 
 def test_compare_prints_runs_and_refuses_one(

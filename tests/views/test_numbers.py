@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,12 @@ def test_print_tables_names_a_budget_that_is_not_exceeded(
     evaluations = [make_complete(trial, trial / 8, 8.0) for trial in range(3)]
     print_tables(Summary(evaluations, make_manifest(budget=budget), 3), Path("run"))
     assert f"\n{counted}" in capsys.readouterr().out
+
+
+def test_print_tables_says_whether_a_run_is_active(capsys: pytest.CaptureFixture[str]) -> None:
+    running = replace(make_complete(0, 0.5, 8.0), state="running")
+    summary = Summary([running], make_manifest(budget=2), 3)
+    print_tables(summary, Path("run"))
+    assert "\n1 running, of 2\n" in capsys.readouterr().out
+    print_tables(summary, Path("run"), is_active=False)
+    assert "\n1 running when the run ended, of 2\n" in capsys.readouterr().out
