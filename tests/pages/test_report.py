@@ -814,8 +814,8 @@ def test_rungs_show_outcomes_of_individuals(show: Show, tmp_path: Path) -> None:
         }
         table = page.locator("#search tbody").last.inner_text().split("\n")
         assert [row.split("\t") for row in table] == [
-            ["1", "5", "3", "0", "1", ""],
-            ["3", "3", "2", "1", "0.3333", "trial 2, 0.5: after 6 have reached it"],
+            ["1", "5", "3", "0", "1", "1", ""],
+            ["3", "3", "2", "1", "0", "0.3333", "trial 2, 0.5: after 6 have reached it"],
         ]
         assert "1 paused" in page.locator("header").inner_text()
         assert count_points(page, "curves") == 5, (
