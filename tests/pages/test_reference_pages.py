@@ -149,6 +149,7 @@ def test_pages_have_the_options_of_the_commands(page: str) -> None:
     assert read_page(page) == script["fill_page"](page), "run python docs/write_reference.py"
 
 
+@pytest.mark.slow  # It imports Lightning.
 def test_page_of_the_api_has_the_purpose_of_each_name() -> None:
     script = runpy.run_path(str(ROOT / "docs" / "write_reference.py"))
     page = script["fill_api_page"]()
