@@ -233,7 +233,7 @@ def _make_command(
         if not isinstance(given, dict):
             return  # --help
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
-        nodes_with_gpus = _list_nodes_with_gpus(partition)
+        nodes_with_gpus = _list_nodes_with_gpus(partition) if partition or gpus_per_node else []
         if partition and nodes_with_gpus and not gpus_per_node:
             warn(
                 f"warning: nodes of partition {partition} have GPUs, and the job requests none. "

@@ -69,9 +69,10 @@ def _compare_runs(first: str, run: Summary, name: str, other: Summary) -> Iterat
     for difference in _list_differences(run, other):
         yield f"{first} and {name} differ in {difference}: their losses may not be comparable."
     unequal = _list_unequal(run.run.space, other.run.space)
-    if names := [each for each in unequal if {each} <= run.run.space.keys() & other.run.space]:
+    shared = run.run.space.keys() & other.run.space.keys()
+    if names := [each for each in unequal if each in shared]:
         yield f"{first} and {name} search other values of {format_list(names)}."
-    if names := [each for each in unequal if each not in names]:
+    if names := [each for each in unequal if each not in shared]:
         yield f"Only one of {first} and {name} has {format_list(names)}."
 
 

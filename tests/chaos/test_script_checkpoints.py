@@ -178,19 +178,34 @@ for epoch in range(first, 10):
 """
 
 
-def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RARE_CHECKPOINTS)
+def make_resuming_command(folder: Path, script: str) -> list[object]:
+    """Write a script that resumes from its own files, and return the command of its search."""
+    (folder / "train.py").write_text(script)
     options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
     options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
-    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
+    return [*SEARCH, *options, "--", "train.py", "{folder}"]
+
+
+def kill_in_epoch(
+    mpi: Mpi, folder: Path, command: list[object], epoch: int, losses: int, checkpoint: int
+) -> None:
+    """Kill a search in this epoch, when its last trial has as many losses, and its checkpoint."""
+    trials = len(load_trials(folder / "run")) if (folder / "run").exists() else 0
+    (folder / "last_epoch.txt").write_text(str(epoch))
+    with kill_at_end(Victim(mpi, 1, command, folder, folder / "log")) as victim:
+        wait_for_losses(folder / "run", losses, evaluations=trials + 1)
+        while (folder / "run" / "trials" / "0" / "last.txt").read_text() != str(checkpoint):
+            time.sleep(0.02)  # The test has a time limit.
+        victim.job.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    (folder / "last_epoch.txt").write_text("none")
+
+
+def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -> None:
+    command = make_resuming_command(tmp_path, RARE_CHECKPOINTS)
     # The loss of an epoch is known when the next begins. The second stop is in a repeated epoch.
-    for trial, epoch in enumerate((7, 6), 1):
-        (tmp_path / "last_epoch.txt").write_text(str(epoch))
-        with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
-            wait_for_losses(tmp_path / "run", 6, evaluations=trial)
-            victim.job.send_signal(signal.SIGKILL)
-            victim.wait(20)
-    (tmp_path / "last_epoch.txt").write_text("none")
+    kill_in_epoch(mpi, tmp_path, command, 7, losses=6, checkpoint=4)
+    kill_in_epoch(mpi, tmp_path, command, 6, losses=6, checkpoint=4)
     job = mpi.run(1, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -199,19 +214,9 @@ def test_epochs_after_the_last_checkpoint_count_once(mpi: Mpi, tmp_path: Path) -
 
 
 def test_step_of_a_lost_loss_stays_empty(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RARE_CHECKPOINTS)
-    options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
-    options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
-    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
+    command = make_resuming_command(tmp_path, RARE_CHECKPOINTS)
     # It is killed after the checkpoint of epoch 8, whose loss would be known in epoch 9.
-    (tmp_path / "last_epoch.txt").write_text("8")
-    with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
-        wait_for_losses(tmp_path / "run", 7)
-        while (tmp_path / "run" / "trials" / "0" / "last.txt").read_text() != "8":
-            time.sleep(0.02)  # The test has a time limit.
-        victim.job.send_signal(signal.SIGKILL)
-        victim.wait(20)
-    (tmp_path / "last_epoch.txt").write_text("none")
+    kill_in_epoch(mpi, tmp_path, command, 8, losses=7, checkpoint=8)
     job = mpi.run(1, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     expected = {epoch: 10 - epoch for epoch in range(1, 10) if epoch != 8}
@@ -220,16 +225,8 @@ def test_step_of_a_lost_loss_stays_empty(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_script_that_counts_epochs_anew_after_a_resume_warns(mpi: Mpi, tmp_path: Path) -> None:
     anew = RARE_CHECKPOINTS.replace('print(f"epoch {epoch}', 'print(f"epoch {epoch - first}')
-    (tmp_path / "train.py").write_text(anew)
-    options = ["--evaluations", 1, "--loss", r"loss (\d+)", "--step", r"epoch (\d+)", "--resume"]
-    options += ["--resume-args", "{checkpoint}", "--resume-file", "last.txt"]
-    command = [*SEARCH, *options, "--", "train.py", "{folder}"]
-    (tmp_path / "last_epoch.txt").write_text("9")
-    with kill_at_end(Victim(mpi, 1, command, tmp_path, tmp_path / "log")) as victim:
-        wait_for_losses(tmp_path / "run", 8)
-        victim.job.send_signal(signal.SIGKILL)
-        victim.wait(20)
-    (tmp_path / "last_epoch.txt").write_text("none")
+    command = make_resuming_command(tmp_path, anew)
+    kill_in_epoch(mpi, tmp_path, command, 9, losses=8, checkpoint=8)
     job = mpi.run(1, *command, cwd=tmp_path)
     assert "--step must find a number that continues after a resume" in job.stderr
     assert list_losses(load_trials(tmp_path / "run")[1]) == [9, 8, 7, 6, 5, 4, 3, 2]
