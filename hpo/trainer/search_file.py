@@ -17,6 +17,7 @@ import math
 import sys
 import traceback
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
@@ -145,11 +146,16 @@ class SearchFile:
             script.check(self.space.parameters, [setting.name for setting in fields])
             find_program(script)
             if self.program is not None:
-                compile(self.program_source, str(self.program), "exec", dont_inherit=True)
+                self._compile_program()
         except SyntaxError as error:
             raise UsageError(f"{self.program}:{error.lineno}: {error.msg}") from None
         except ValueError as error:
             raise UsageError(f"{self.path}: {error}") from None
+
+    def _compile_program(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The program prints its warnings when it runs.
+            compile(self.program_source, str(self.program), "exec", dont_inherit=True)
 
     def check_setting(self, assignment: str) -> None:
         """Raise a UsageError unless the file's Settings accept this NAME=VALUE."""

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import sysconfig
+import warnings
 import weakref
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
@@ -282,7 +283,10 @@ def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Itera
     that cannot be imported are ignored, since the script reports the error when it runs.
     """
     with suppress(SyntaxError, ValueError):
-        for module, names in _find_imports(ast.parse(source)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The script prints its warnings when it runs.
+            tree = ast.parse(source)
+        for module, names in _find_imports(tree):
             package = module.partition(".")[0]
             if package not in skipped and _is_installed(module, path.absolute().parent):
                 with suppress(Exception, SystemExit):

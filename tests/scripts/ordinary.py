@@ -36,6 +36,8 @@ def main():  # noqa: C901 - a case for each way
     way = config.way
     if way == "types":
         print("val_loss=1.0")
+    elif way == "\d":  # noqa: W605 - Python warns of it, and it is the script that shows this
+        print("val_loss=7.0")
     elif way == "logging":
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
         logging.getLogger("train").info("val_loss=1.0")
