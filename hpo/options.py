@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
+from hpo.text_format import format_repr
 
 PROPAGATORS = ("ga", "tpe", "cmaes", "pso", "nelder-mead", "propulate", "random")
 NUMERIC_PROPAGATORS = ("cmaes", "pso", "nelder-mead")
@@ -29,6 +30,8 @@ PBT_PROPAGATORS = ("ga", "tpe", "random")
 DEFAULT_PROPAGATORS = ("ga",)
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """The trackers: names of their packages, and of the extras that install them."""
+PRUNERS = ("none", "median", "asha", "hyperband", "one-epoch")
+"""The pruners besides ``percentile:P``."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _OFF = "off"
@@ -48,6 +51,23 @@ def parse_seconds(text: str) -> float:
         raise ValueError(text)
     numbers = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     return sum(float(number) * _UNITS[unit] for number, unit in numbers)
+
+
+def parse_percentile(pruner: str) -> float:
+    """Return P of the pruner ``percentile:P``, which stops all but the best P percent.
+
+    Raise a ValueError for any other text, and if P is not between 0 and 100.
+    """
+    found = re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", pruner)
+    if found is None or not 0 < float(found[1]) < 100:
+        raise ValueError(pruner)
+    return float(found[1])
+
+
+def _is_pruner(name: str) -> bool:
+    with suppress(ValueError):
+        return name in PRUNERS or bool(parse_percentile(name))
+    return False
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,11 @@ NAMES = Kind(
     lambda text: tuple(name.strip() for name in text.split(",")),
     limits=f"among {', '.join(PROPAGATORS)}",
     is_valid=lambda names: bool(names) and all(name in PROPAGATORS for name in names),
+)
+PRUNER = Kind(
+    "NAME",
+    limits="none, median, percentile:P with P between 0 and 100, asha, hyperband or one-epoch",
+    is_valid=_is_pruner,
 )
 WHOLE = Kind(
     "N",
@@ -159,6 +184,8 @@ class Option:
         shown = f"{value:g}{self.kind.unit}" if self.kind.unit else value
         if isinstance(value, tuple):
             shown = format_value(value)
+        elif isinstance(value, str):
+            shown = format_repr(value)
         raise UsageError(f"{self.name} must be {self.kind.limits}, got {shown}")
 
 
@@ -308,7 +335,10 @@ class Options:
     )
 
     pruner: str = _option(
-        "none", "none, median, percentile:P, asha, hyperband or one-epoch.", "Early stopping", TEXT
+        "none",
+        "none, median, percentile:P, asha, hyperband or one-epoch.",
+        "Early stopping",
+        PRUNER,
     )
 
     resume: bool = _of_this_job(

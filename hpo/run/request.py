@@ -15,7 +15,6 @@ from hpo.options import (
     MULTI_OBJECTIVE_PROPAGATORS,
     NUMERIC_PROPAGATORS,
     PBT_PROPAGATORS,
-    PROPAGATORS,
     Options,
 )
 from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
@@ -29,7 +28,6 @@ from hpo.space import Categorical, ConstraintSet, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import resolve_url
-from hpo.text_format import format_repr
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,6 @@ def make_request(
     Raises:
         UsageError: An option, a setting or the search file is not valid.
     """
-    from hpo.store.pruning import make_pruner  # imports Optuna, which takes 0.3 s
-
     file = load_description(options.search_space, ask, constraints, options.source)
     check_script(options, file)
     before = _read_previous_manifest(options, file)
@@ -81,7 +77,6 @@ def make_request(
     problem = file.bind_settings([f"{name}={text}" for name, text in texts.items()])
     check_space(options.propagators, file.space)
     check_objectives(options.propagators, file.objectives)
-    make_pruner(options.pruner, options.evaluations)  # raises an error for an unknown name
     if options.pbt:
         check_pbt(file, options.propagators, options.checkpoint_every)
         check_with_heirs(options.pruner, options.confirm_seeds, "--pbt")
@@ -120,13 +115,6 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
     if not run_dir.run_json.exists():
         return None
     manifest = run_dir.read_manifest()
-    for name in manifest.propagators:
-        if name not in PROPAGATORS:
-            raise UsageError(
-                f"{run_dir.run_json} is not as a run has written it: 'propagators' must be among "
-                f"{', '.join(PROPAGATORS)}, "
-                f"got {format_repr(name)}"
-            )
     _check_settings(manifest, options, file, run_dir)
     before = manifest.space
     now = file.space.describe()

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
-from hpo.options import is_valid_json
+from hpo.options import OPTIONS, PROPAGATORS, is_valid_json
 from hpo.store.json_values import is_list_of, is_mapping, is_mapping_of, is_text, is_whole_number
 from hpo.text_format import format_repr
 
@@ -236,11 +237,11 @@ _FIELDS: dict[str, _FieldRule] = {
     "budget": ("a whole number from 1", _is_whole_from(1), int),
     "seed": ("a whole number from 0", _is_whole_from(0), int),
     "propagators": (
-        "a list of propagators",
-        lambda value: bool(value) and is_list_of(is_text)(value),
+        f"a list of some of {', '.join(PROPAGATORS)}",
+        partial(is_valid_json, "propagators"),
         tuple,
     ),
-    "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
+    "pruner": (OPTIONS["pruner"].kind.limits, partial(is_valid_json, "pruner"), str),
     "pbt": ("true or false", lambda value: type(value) is bool, bool),
     "objectives": (
         "an object with 'names', the first of which is 'loss', and 'maximized', which holds some "

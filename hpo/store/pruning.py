@@ -11,7 +11,6 @@ multi-fidelity hyperparameter optimization?", 2023). Several objectives are comp
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, Union
 
 from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
-from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.options import parse_percentile
 from hpo.store.evaluations import Assignment, Evaluation, find_root, group_by_individual
 from hpo.store.ranking import Ranking, make_ranking
 from hpo.text_format import format_count
@@ -423,21 +422,14 @@ Pruner = Union[StoppingPruner, PausingPruner]
 
 
 def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> Pruner | None:
-    """Create the pruner that --pruner names; None for "none".
-
-    Raises UsageError if it is unknown.
-    """
-    if percentile := re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", name):
-        if 0 < float(percentile[1]) < 100:
-            return StoppingPruner(PercentilePruner(float(percentile[1])))
-    elif name in ("none", "median"):
-        return StoppingPruner(MedianPruner()) if name == "median" else None
-    elif name in HALVING_SCHEDULES:
+    """Create the pruner that --pruner names; None for "none"."""
+    if name == "none":
+        return None
+    if name == "median":
+        return StoppingPruner(MedianPruner())
+    if name in HALVING_SCHEDULES:
         return PausingPruner(HALVING_SCHEDULES[name], budget, objectives)
-    raise UsageError(
-        "--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or "
-        f"one-epoch, got {name!r}"
-    )
+    return StoppingPruner(PercentilePruner(parse_percentile(name)))
 
 
 def describe_blind_spot(

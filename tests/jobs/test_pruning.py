@@ -1,4 +1,4 @@
-"""Test pruners by name, and that all ranks of a worker prune the same evaluations."""
+"""Test that all ranks of a worker prune the same evaluations."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.errors import UsageError
-from hpo.store.pruning import make_pruner
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.run_output import load_trials
-
-
-@pytest.mark.parametrize(
-    "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
-)
-def test_make_pruner_with_unknown_name_raises_usage_error(name: str) -> None:
-    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, got '{name}'"):
-        make_pruner(name, budget=8)
 
 
 @pytest.mark.parametrize(

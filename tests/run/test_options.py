@@ -14,6 +14,7 @@ from hpo.options import Options
 from hpo.run.initial_evaluations import read_enqueued
 from hpo.run.resolve_options import resolve_options
 from hpo.store.manifest import FORMAT
+from hpo.store.pruning import make_pruner
 from hpo.store.run_dir import RunDir, write_json
 from hpo.text_format import format_duration
 
@@ -51,13 +52,32 @@ from hpo.text_format import format_duration
             {"propagators": ("ga", "tpe", "pso"), "islands": 2},
             "--propagators ga,tpe,pso: each propagator needs its own island, and --islands is 2",
         ),
-        ({"log_level": "loud"}, "--log-level must be one of debug, info, warning, error, got loud"),
+        (
+            {"log_level": "loud"},
+            "--log-level must be one of debug, info, warning, error, got 'loud'",
+        ),
     ],
 )
 def test_options_with_invalid_value_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         resolve_options({"search_space": Path("search.py"), **options}, ranks=4)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
+)
+def test_options_with_unknown_pruner_raise(name: str) -> None:
+    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, got '{name}'"):
+        Options(Path("s.py"), pruner=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "median", "asha", "hyperband", "one-epoch", "percentile:0.5", "percentile:99"]
+)
+def test_known_pruner_is_made(name: str) -> None:
+    options = Options(Path("s.py"), pruner=name)
+    assert (make_pruner(options.pruner, budget=8) is None) == (name == "none")
 
 
 @pytest.mark.parametrize(

@@ -242,8 +242,11 @@ def test_resume_with_foreign_study_is_refused(
         ({"space": {"lr": "Float(0, 1)"}}, "another search space: parameter 'lr' was Float"),
         (
             {"propagators": ["ga", "gaa"]},
-            r"run.json is not as a run has written it: 'propagators' must be among ga, tpe, .*, "
-            r"got 'gaa'",
+            r"'propagators' must be a list of some of ga, tpe, .*, got \['ga', 'gaa'\]",
+        ),
+        (
+            {"pruner": "medium"},
+            "'pruner' must be none, median, percentile:P .* or one-epoch, got 'medium'",
         ),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
