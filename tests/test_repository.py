@@ -129,6 +129,7 @@ LAUNCHES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_launch_without_mpi_marker_fails(tmp_path: Path, launch: str) -> None:
     with pytest.raises(

@@ -245,6 +245,7 @@ def test_row_order_sorts_missing_values_last() -> None:
     assert not order.reverse
 
 
+@pytest.mark.slow
 def test_table_renders_only_visible_rows() -> None:
     many = [
         make_evaluation(trial, params={"lr": trial / 7}, worker=trial % 64)
@@ -442,6 +443,7 @@ HUGE = make_snapshot(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (40, 10), (200, 60)])
 def test_app_supports_any_terminal_size(size: tuple[int, int]) -> None:
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
@@ -460,6 +462,7 @@ def test_app_supports_any_terminal_size(size: tuple[int, int]) -> None:
     watch(make_updates(RUNNING), act, size)
 
 
+@pytest.mark.slow
 def test_app_escapes_markup_and_control_characters() -> None:
     params = {name: name for name in HOSTILE}
     evaluations = [

@@ -180,6 +180,7 @@ def test_all_individuals_lists_each_individual_once() -> None:
     assert len(space.all_individuals or []) == (2 * 3 + 3 - 2) * 3 + 3 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -106,6 +106,7 @@ def test_broken_worker_leaves_after_few_failures() -> None:
     assert max(run.lost for run in runs) <= 4
 
 
+@pytest.mark.slow
 def test_broken_worker_leaves_in_a_space_with_failures() -> None:
     runs = simulate(300, workers=4, failure_rate=1 / 3, broken=[1], budget=200)
     assert sum(1 in run.left for run in runs) >= 297
