@@ -105,11 +105,13 @@ class RankGroup:
             `note`. The ticket is None if the trainers of all ranks still have the group of the
             previous evaluation.
         """
-        is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
-        states = self.comm.allgather((is_ready, note))
+        member = self.slot.find_member(self._group_name)
+        states = self.comm.allgather((member is not None, note))
         note = states[0][1]
-        if all(is_ready for is_ready, _ in states):
-            self.trainer = self.slot.provide_trainer(self._gpu_variables)
+        if member is not None and all(is_member for is_member, _ in states):
+            # It may have ended since. Then the evaluation fails to begin, and is repeated: a new
+            # trainer would not be in the group.
+            self.trainer = member
             return None, note
         # nccl must not end a group on some ranks only, so all ranks replace trainers that have
         # joined a group.

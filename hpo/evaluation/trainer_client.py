@@ -462,20 +462,20 @@ class TrainerSlot:
     """It was closed or killed, and may still hold memory of a GPU."""
     _has_warned: bool = False
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a trainer is running, as far as this rank knows."""
-        if self._trainer is None:
-            return False
-        self._template.read_messages()
-        return not self._template.has_ended(self._trainer.process)
+    def find_member(self, group_name: str) -> TrainerClient | None:
+        """Return the trainer if it is running, and in the process group with this name.
+
+        A trainer that has not joined a group yet is in none, whose name is empty.
+        """
+        is_member = self.group_name == group_name != ""
+        return self._trainer if is_member and self._is_running() else None
 
     def provide_trainer(self, variables: Mapping[str, str]) -> TrainerClient:
         """Return a trainer with these additional environment variables.
 
         It is forked, after the last one has ended, unless such a trainer is running.
         """
-        if self._trainer is not None and self.is_ready and self._variables == variables:
+        if self._trainer is not None and self._is_running() and self._variables == variables:
             return self._trainer
         self.discard_trainer()
         self._wait_for_exit()
@@ -512,6 +512,13 @@ class TrainerSlot:
         if not self._has_warned:
             self._has_warned = True
             warn(f"warning: {text}")
+
+    def _is_running(self) -> bool:
+        """Return whether there is a trainer that is running, as far as this rank knows."""
+        if self._trainer is None:
+            return False
+        self._template.read_messages()
+        return not self._template.has_ended(self._trainer.process)
 
     def _wait_for_exit(self) -> None:
         """Wait until the trainer that was closed or killed last has ended."""
