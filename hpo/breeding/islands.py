@@ -21,7 +21,7 @@ from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
-    from hpo.evaluation.evaluator import Evaluated
+    from hpo.evaluation.attempt import Attempt
     from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.study_client import StudyClient
 
@@ -79,7 +79,7 @@ class IslandWorker:
         self._propagator.population = self._exchange.population
         self._restore_population(recorded)
 
-    def run(self, evaluate: Callable[[Assignment], Evaluated]) -> None:
+    def run(self, evaluate: Callable[[Assignment], Attempt]) -> None:
         """Breed, claim and evaluate individuals until nothing is left to claim, or the run stops.
 
         All leaders return at the same time, after all results have been written to disk.
@@ -93,14 +93,14 @@ class IslandWorker:
                 continue
             if assignment is None:
                 break
-            evaluated = evaluate(assignment)
-            if evaluated.is_stopped:
+            attempt = evaluate(assignment)
+            if attempt.is_stopped:
                 break
             if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
                 # These are the hyperparameters of another individual if that one waited.
-                individual.set_params(self._space, evaluated.params)
-                others = self._client.objectives.select_metric_values(evaluated.metrics)
-                self._propagator.tell(individual, evaluated.loss, *others)
+                individual.set_params(self._space, assignment.params)
+                others = self._client.objectives.select_metric_values(attempt.metrics)
+                self._propagator.tell(individual, attempt.loss, *others)
                 self._exchange.share(individual)
         self._leaders.drop_messages()
         self._exchange.close()

@@ -7,12 +7,14 @@ a fixed number of generations, and write pickles. Islands (`hpo.breeding.islands
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,6 @@ from hpo.breeding.encoding import Vector
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.population import Individual, select_emigrants, select_replaced
 from hpo.breeding.propagators import Propagator
-from hpo.process.lazy_import import import_lazily
 from hpo.space import Gene
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from hpo.ranks.communicator import SleepingComm
 
 # Only unused parts of Propulate need these modules: its surrogates and its checks for duplicates.
-# Their import takes 0.8 s and 0.1 s of CPU time on every rank.
-import_lazily("GPy")
-import_lazily("deepdiff")
+# Their import takes 0.8 s and 0.1 s of CPU time on every rank, and GPy may not be installed.
+_stand_ins = {name: ModuleType(name) for name in ("GPy", "deepdiff") if name not in sys.modules}
+sys.modules.update(_stand_ins)
 
 from propulate import Individual as PropulateIndividual  # noqa: E402
 from propulate import (  # noqa: E402
@@ -48,6 +49,9 @@ from propulate.propagators import (  # noqa: E402
     ParallelNelderMead,
     StatelessPSO,
 )
+
+for _name in _stand_ins:
+    del sys.modules[_name]
 
 __all__ = [
     "CMAESPropagator",

@@ -248,10 +248,9 @@ class CheckEvaluator:
         self._take_file_snapshot()
         traces: list[Trace] = group.comm.gather(Trace(**evaluator.trace)) or []
         evaluation = writer.read_evaluations()[-1]
-        mismatch = find_mismatch(evaluation.failure or "", traces)
-        if mismatch is not None:
-            evaluation = replace(evaluation, failure=mismatch.text)
-        is_false_alarm = mismatch is not None and mismatch.is_false_alarm
+        mismatch, is_false_alarm = find_mismatch(evaluation.failure or "", traces)
+        if mismatch:
+            evaluation = replace(evaluation, failure=mismatch)
         return CheckOutcome(
             evaluation,
             traces,
@@ -311,20 +310,13 @@ def read_file_snapshot(folder: Path) -> FileSnapshot:
     return snapshot
 
 
-@dataclass(frozen=True)
-class CollectiveMismatch:
-    """The collectives of the ranks in an evaluation that torch's check has failed."""
+def find_mismatch(failure: str, traces: Sequence[Trace]) -> tuple[str, bool]:
+    """Return the ranks' collectives in words, and whether they are correct nevertheless.
 
-    text: str
-    """The message for a user."""
-    is_false_alarm: bool
-    """Whether the collectives are correct."""
-
-
-def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
-    """Return the ranks' collectives if torch's check of collectives failed; None otherwise."""
+    The text is empty unless torch's check of collectives has failed.
+    """
     if _MISMATCH not in failure:
-        return None
+        return "", False
     collectives = [_find_collective(trace.failures) for trace in traces]
     descriptions = ", ".join(
         f"rank {rank} {collective}{f' at {traces[rank].place}' if traces[rank].place else ''}"
@@ -332,9 +324,7 @@ def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch |
         if collective
     )
     signatures = {_compute_signature(collective) for collective in collectives if collective}
-    return CollectiveMismatch(
-        f"the ranks are in different collectives: {descriptions}", len(signatures) == 1
-    )
+    return f"the ranks are in different collectives: {descriptions}", len(signatures) == 1
 
 
 def _find_collective(messages: Sequence[str]) -> str:

@@ -167,7 +167,12 @@ class Attempt:
     @property
     def is_aborted(self) -> bool:
         """Whether a failure or an external cause ended the attempt. Ranks may still run it."""
-        return self.verdict.state in (State.FAILED, State.REPEATED, State.SUSPENDED, State.STOPPED)
+        return self.verdict.state in (State.FAILED, State.REPEATED, State.STOPPED)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the whole run stops, so that the evaluation has no result."""
+        return self.verdict.state == State.STOPPED
 
     def record_ends(self, ends: Sequence[RankEnd]) -> None:
         """Record the ends of the objective on all ranks, in their order; call it on the leader."""

@@ -28,19 +28,6 @@ from hpo.store.run_dir import set_folder_aside
 _MAX_SUSPENSIONS = 20
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """The result of an evaluation."""
-
-    params: Mapping[str, Any]
-    loss: float
-    """The lowest loss of the objective; infinite if the evaluation has failed on any rank."""
-    metrics: Mapping[str, float]
-    """The metrics of that loss."""
-    is_stopped: bool
-    """Whether the run stops, so that the evaluation has no result."""
-
-
 @dataclass
 class Evaluator:
     """Evaluates individuals on one worker.
@@ -56,13 +43,13 @@ class Evaluator:
     trace: Mapping[str, Any] = field(default_factory=dict)
     """The trace of the latest evaluation, if the context is traced."""
 
-    def evaluate(self, assignment: Assignment) -> Evaluated:
-        """Evaluate a claimed individual on all ranks of the worker; call it on the leader."""
+    def evaluate(self, assignment: Assignment) -> Attempt:
+        """Evaluate a claimed individual on all ranks of the worker; call it on the leader.
+
+        The loss of the returned attempt is infinite if the evaluation has failed on any rank.
+        """
         self._group.comm.bcast(assignment)
-        attempt = self._evaluate(assignment)
-        return Evaluated(
-            assignment.params, attempt.loss, attempt.metrics, attempt.verdict.state == State.STOPPED
-        )
+        return self._evaluate(assignment)
 
     def end(self) -> None:
         """Let the other ranks return from `follow`; call it on the leader after all evaluations."""
@@ -86,11 +73,11 @@ class Evaluator:
             self._group.slot.discard_trainer()
         attempt = self._run_attempt(assignment, None)
         for _ in range(_MAX_SUSPENSIONS - 1):
-            if attempt.verdict.state not in (State.SUSPENDED, State.REPEATED):
+            if attempt.verdict.state != State.REPEATED:
                 break
             attempt.close_drafts()
             attempt = self._run_attempt(attempt.assignment, attempt)
-        if attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
+        if attempt.verdict.state == State.REPEATED:
             reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
             attempt.verdict = Verdict(State.FAILED, failure=reason)
         if self._leader:

@@ -268,10 +268,10 @@ class Leader:
         """Return the final verdict on an attempt.
 
         If the checkpoint may have caused a failure, the evaluation is repeated without the
-        checkpoint. If two attempts in a row must be repeated for another reason, the evaluation
-        fails.
+        checkpoint. If two attempts in a row must be repeated for another reason than a suspension,
+        the evaluation fails.
         """
-        if verdict.state == State.REPEATED and attempt.previous_failure:
+        if verdict.state == State.REPEATED and verdict.failure and attempt.previous_failure:
             verdict = replace(verdict, state=State.FAILED)
         if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
             return verdict
@@ -377,8 +377,8 @@ class Checkpointer:
         """
         self._copied_at = clock.now()
         self._written_at = self._copied_at
-        path = self._checkpoints.find_checkpoint(assignment)
-        if path is None:
+        path = self._checkpoints.get_path(assignment.root)
+        if not path.exists():
             return None
         try:
             read_checkpoint_info(path, assignment.params)
@@ -398,7 +398,7 @@ class Checkpointer:
         try:
             read_checkpoint_info(path)
         except ValueError:
-            self._checkpoints.remove_root(parent)
+            self._checkpoints.remove_checkpoint(parent)
             raise
         return path
 
@@ -408,7 +408,7 @@ class Checkpointer:
             f"warning: trial {assignment.number} restarts, since it cannot resume from its "
             f"checkpoint: {reason}"
         )
-        self._checkpoints.remove_ended(assignment)
+        self._checkpoints.remove_checkpoint(assignment.root)
 
     @property
     def is_enabled(self) -> bool:
@@ -442,25 +442,20 @@ class Checkpointer:
         assert attempt.drafts is not None
         began = clock.now()
         try:
-            path = self._checkpoints.make_draft_path(attempt.assignment)
-            losses = attempt.drafts.make_checkpoint_file(path)
-            self._checkpoints.commit_draft(attempt.assignment)
-        except (OSError, ValueError):
-            self._checkpoints.remove_draft(attempt.assignment)
-            raise
+            with self._checkpoints.replace_checkpoint(attempt.assignment.root) as draft:
+                return attempt.drafts.make_checkpoint_file(draft)
         finally:
             self._written_at = clock.now()
             self._seconds_to_write = self._written_at - began
             attempt.copied_step = 0
-        return losses
 
     def has_file(self, assignment: Assignment) -> bool:
         """Return whether an evaluation has a checkpoint file."""
-        return self._checkpoints.has_checkpoint(assignment)
+        return self._checkpoints.get_path(assignment.root).exists()
 
     def discard_checkpoint(self, assignment: Assignment) -> None:
         """Remove the checkpoint of an evaluation that has ended."""
-        self._checkpoints.remove_ended(assignment)
+        self._checkpoints.remove_checkpoint(assignment.root)
 
     def is_write_due(self) -> bool:
         """Return whether the latest checkpoint must be written to its file now."""

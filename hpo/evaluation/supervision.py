@@ -321,7 +321,7 @@ class Supervision:
         attempt = self._attempt
         seconds = _SECONDS_TO_CLEAN_UP if attempt.is_aborted else self._group.patience
         self._wait_for_idle(clock.now() + seconds)
-        if self._leader is not None and attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
+        if self._leader is not None and attempt.verdict.state == State.REPEATED:
             self._leader.commit_checkpoint(attempt)
         if attempt.is_aborted:
             self._group.slot.discard_trainer()

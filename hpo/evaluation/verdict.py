@@ -67,10 +67,9 @@ class State(Enum):
     """The objective did not cause the failure, so the individual is evaluated again.
 
     A template has crashed, connections broke although no rank of this evaluation has closed them,
-    or the evaluation cannot start from its checkpoint.
+    or the evaluation cannot start from its checkpoint. Without a failure, the job was suspended for
+    so long that a rank has timed out.
     """
-    SUSPENDED = "suspended"
-    """A rank has timed out because the job was suspended. The individual is evaluated again."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
     # Later failures are effects of the first one.
     first = min(failures, key=lambda end: (end.kind == FailureKind.CANCELLED, end.echo, end.at))
     if first.kind == FailureKind.SUSPENDED:
-        return Verdict(State.SUSPENDED)
+        return Verdict(State.REPEATED)
     if first.kind == FailureKind.TIMEOUT:
         return _make_timeout_verdict(first, [end for end in ends if end is not first])
     if first.kind == FailureKind.CANCELLED:

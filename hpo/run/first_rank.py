@@ -145,7 +145,7 @@ class FirstRank:
             return 0
         session.create_confirmations(space)
         record = session.open_confirmations()
-        best = self._find_to_confirm(evaluations, record.read_evaluations())
+        best = session.find_to_confirm(evaluations, record.read_evaluations())
         for trial in sorted({*self._options.confirm_trials} - {one.trial for one in best}):
             warn(f"warning: --confirm-trials {trial}: there is no trial {trial} with a loss")
         to_do = session.confirmation_plan.count_remaining(best, record.read_evaluations())
@@ -156,14 +156,6 @@ class FirstRank:
         seeds = format_count(session.confirmation_plan.count, "other seed")
         print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
         return total
-
-    def _find_to_confirm(
-        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
-    ) -> list[Evaluation]:
-        options = self._options
-        return self.session.find_to_confirm(
-            evaluations, confirmations, options.top_n, options.confirm_trials
-        )
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:
         """Return the writer of the study that confirms the best, with `total` evaluations."""
@@ -319,7 +311,7 @@ class FirstRank:
         reached = find_target_stop(evaluations, self._options.target_loss)
         if reached and (stopping is None or not session.confirmation_plan.count):
             stopping = reached
-        best = self._find_to_confirm(evaluations, confirmations)
+        best = session.find_to_confirm(evaluations, confirmations)
         unconfirmed = session.confirmation_plan.count_remaining(best, confirmations)
         if stopping and unconfirmed and stopping.status == ExitStatus.BUDGET_SPENT:
             return replace(stopping, status=ExitStatus.UNFINISHED, remedy="")

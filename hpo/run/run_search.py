@@ -123,14 +123,7 @@ class SearchRank:
             return
         self.group.fork_ahead()
         make_writer = first.make_search_writer if first else None
-        with self._connect_writer(make_writer, self.manifest.budget) as client:
-            if self.leaders is not None:
-                from hpo.run import leader_stages
-
-                leader_stages.search(self, self.leaders, client)
-            else:
-                self.make_evaluator().follow()
-        self._share_stop_request()
+        self._run_stage("search", make_writer, self.manifest.budget)
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, for --confirm-seeds."""
@@ -143,14 +136,7 @@ class SearchRank:
         if not total:
             return
         make_writer = partial(first.make_confirmations_writer, total) if first else None
-        with self._connect_writer(make_writer, total) as client:
-            if self.leaders is not None:
-                from hpo.run import leader_stages
-
-                leader_stages.confirm(self, self.leaders, client)
-            else:
-                self.make_evaluator(name_prefix=CONFIRMATION_PREFIX).follow()
-        self._share_stop_request()
+        self._run_stage("confirm", make_writer, total, CONFIRMATION_PREFIX)
 
     def conclude(self) -> int:
         """Print and write the outcome of the run, and return the exit status."""
@@ -175,17 +161,26 @@ class SearchRank:
         )
         return Evaluator(context, self.group, self.job.watch, leader)
 
-    @contextmanager
-    def _connect_writer(
-        self, make_writer: Callable[[], StudyWriter] | None, budget: int
-    ) -> Iterator[RpcClient]:
-        """Yield a client of the writer, and show its progress on the first rank."""
+    def _run_stage(
+        self,
+        name: str,
+        make_writer: Callable[[], StudyWriter] | None,
+        budget: int,
+        name_prefix: str = "",
+    ) -> None:
+        """Run a function of `hpo.run.leader_stages` on the leaders, which other ranks follow.
+
+        The first rank, on which `make_writer` is not None, writes the study and shows the progress.
+        """
         with connect_writer(self.job, make_writer) as (client, writer):
             shown = self.first.show_progress(writer, budget) if self.first and writer else None
             with shown or nullcontext():
-                yield client
+                if self.leaders is None:
+                    self.make_evaluator(name_prefix=name_prefix).follow()
+                else:
+                    from hpo.run import leader_stages
 
-    def _share_stop_request(self) -> None:
+                    getattr(leader_stages, name)(self, self.leaders, client)
         # A rank may have stopped the run before its message has reached the other ranks.
         for stop in self.job.world.allgather(self.job.watch.active_stop):
             if stop is not None:

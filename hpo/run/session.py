@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,14 +98,16 @@ class Session:
         self,
         evaluations: Sequence[Evaluation],
         confirmations: Sequence[Evaluation],
-        n: int,
-        trials: Collection[int],
     ) -> list[Evaluation]:
         """Return the evaluations to confirm with other seeds.
 
-        These are the n best, those of `trials` that have a loss, and the individuals that earlier
-        sessions confirmed. If n has changed since the previous session, the last are left out.
+        These are the --top-n best, those of --confirm-trials that have a loss, and the individuals
+        that earlier sessions confirmed. If --top-n has changed since the previous session, the last
+        are left out.
         """
+        options = self.manifest.sessions[-1].options
+        n = options["top_n"]
+        trials = options["confirm_trials"]
         best = select_top(evaluations, n, self.manifest.objectives)
         best += [
             evaluation

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpo.store.json_values import is_mapping, is_mapping_of, is_number
 from hpo.store.tensors import compute_checksum, locate_tensors, read_header
 from hpo.text_format import format_error
-
-if TYPE_CHECKING:
-    from hpo.store.evaluations import Assignment
 
 WEIGHTS_PREFIX = "weights/"  # Prefix of the names of weights.
 STATE_PREFIX = "state/"  # Prefix of the names of a checkpoint's tensors.
@@ -57,55 +54,30 @@ class CheckpointStore:
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder = folder
         self._prefix = prefix
-        self._known_paths: set[Path] = set()  # Files that this process has found or written.
 
     def get_path(self, root: int) -> Path:
         """Return the path of a checkpoint; `root` is the individual's first trial."""
         return self._folder / f"{self._prefix}{root}.safetensors"
 
-    def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the checkpoint file of an evaluation; None if it has no checkpoint."""
-        path = self.get_path(assignment.root)
-        if path not in self._known_paths and assignment.number == assignment.root:
-            return None  # The first trial of an individual has no checkpoint yet.
-        if not path.exists():
-            return None
-        self._known_paths.add(path)
-        return path
+    @contextmanager
+    def replace_checkpoint(self, root: int) -> Iterator[Path]:
+        """Replace a checkpoint by the file that the code in ``with`` writes to the yielded path.
 
-    def make_draft_path(self, assignment: Assignment) -> Path:
-        """Return the temporary path of the next checkpoint, and create its folder."""
+        The file must be on disk at the end of ``with``. After an error, it is removed instead.
+        """
         self._folder.mkdir(exist_ok=True)
-        path = self.get_path(assignment.root)
-        return path.with_name(f".{path.name}")
-
-    def commit_draft(self, assignment: Assignment) -> None:
-        """Replace the checkpoint of an evaluation by its draft, which must be on disk."""
-        path = self.get_path(assignment.root)
-        path.with_name(f".{path.name}").replace(path)
-        self._known_paths.add(path)
-
-    def remove_draft(self, assignment: Assignment) -> None:
-        """Remove the draft of an evaluation, if it exists."""
-        path = self.get_path(assignment.root)
-        with suppress(OSError):
-            path.with_name(f".{path.name}").unlink(missing_ok=True)
-
-    def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Return whether this process has found or written a checkpoint. It reads no disk."""
-        return self.get_path(assignment.root) in self._known_paths
-
-    def remove_ended(self, assignment: Assignment) -> None:
-        """Remove the checkpoint of an evaluation, if this process has found or written it."""
-        path = self.get_path(assignment.root)
-        if path in self._known_paths:
-            self._known_paths.discard(path)
+        path = self.get_path(root)
+        draft = path.with_name(f".{path.name}")
+        try:
+            yield draft
+            draft.replace(path)
+        except BaseException:
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
+            raise
 
-    def remove_root(self, root: int) -> None:
-        """Remove the checkpoint of an individual. `root` is the number of its first trial."""
-        self._known_paths.discard(self.get_path(root))
+    def remove_checkpoint(self, root: int) -> None:
+        """Remove the checkpoint of an individual, if it has one."""
         with suppress(OSError):
             self.get_path(root).unlink(missing_ok=True)
 

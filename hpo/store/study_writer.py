@@ -336,7 +336,7 @@ class StudyWriter(Record):
             # After a crash in between, no evaluation may resume from a checkpoint that is gone.
             self.commit()
         for root in roots:
-            self._checkpoints.remove_root(root)
+            self._checkpoints.remove_checkpoint(root)
 
     def _collect_changes(self) -> None:
         for evaluation in self._follower.read():

@@ -12,7 +12,6 @@ from hpo.cli import entry
 from hpo.cli.entry import check_packages
 from hpo.errors import UsageError
 from hpo.process.launcher import is_first_rank
-from hpo.process.lazy_import import LazyModule
 from tests.support.launch import ROOT, run_hpo
 from tests.support.run_output import remove_loading_lines
 
@@ -65,16 +64,6 @@ def test_advised_propulate_version_is_the_required_one() -> None:
 )
 def test_is_first_rank_reads_launcher_variables(environment: dict[str, str], first: bool) -> None:
     assert is_first_rank(environment) is first
-
-
-def test_lazy_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = LazyModule("absent_module")
-    monkeypatch.setitem(sys.modules, "absent_module", absent)
-    with pytest.raises(
-        ModuleNotFoundError,
-        match=r"^No module named 'absent_module'\. .*pip install absent_module$",
-    ):
-        _ = absent.models
 
 
 @pytest.mark.slow

@@ -195,10 +195,8 @@ def test_judge_ends_without_cause_in_objective_repeats(ends: list[RankEnd]) -> N
 
 def test_judge_ends_after_suspension_repeats() -> None:
     waited = fail_rank(0, "waited", 1.0, kind=FailureKind.SUSPENDED)
-    assert (
-        judge_ends([waited, fail_rank(1, "a peer waited", 2.0, kind=FailureKind.CANCELLED)]).state
-        == State.SUSPENDED
-    )
+    cancelled = fail_rank(1, "a peer waited", 2.0, kind=FailureKind.CANCELLED)
+    assert judge_ends([waited, cancelled]) == Verdict(State.REPEATED)
     assert judge_ends([waited, fail_rank(1, "cause", 0.5)]).failure == "rank 1: cause"
 
 

@@ -277,15 +277,15 @@ def test_resume_command_has_options_that_are_not_kept() -> None:
     ]
 
 
-def confirm_all(session: Session, n: int) -> None:
-    """Record all planned confirmations of the best `n` trials. Each has the loss 1."""
+def confirm_all(session: Session) -> None:
+    """Record all planned confirmations of the best trials. Each has the loss 1."""
     space = load_search_file(QUICK).space
     session.create_confirmations(space)
     evaluations, confirmations = (
         session.open_record().read_evaluations(),
         session.open_confirmations(),
     )
-    best = session.find_to_confirm(evaluations, confirmations.read_evaluations(), n, ())
+    best = session.find_to_confirm(evaluations, confirmations.read_evaluations())
     total = session.confirmation_plan.enqueue_planned(confirmations, best, space)
     for _ in range(
         session.confirmation_plan.count_remaining(best, confirmations.read_evaluations())
@@ -296,7 +296,7 @@ def confirm_all(session: Session, n: int) -> None:
 
 @pytest.mark.usefixtures("session")
 def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
-    confirm_all(start_session(RUN, resume=True, confirm_seeds=2, top_n=2), 2)
+    confirm_all(start_session(RUN, resume=True, confirm_seeds=2, top_n=2))
     complete_evaluations(start_session(RUN, resume=True, confirm_seeds=2, top_n=2).open_record(), 1)
     more = start_session(RUN, resume=True, confirm_seeds=4, top_n=2)
     evaluations, confirmations = (
@@ -305,10 +305,10 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
     )
     assert [evaluation.trial for evaluation in rank_evaluations(evaluations, 2)] == [5, 0]
     assert [
-        evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations, 2, ())
+        evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations)
     ] == [5, 0, 1]
     assert {evaluation.confirms for evaluation in RunReader(RUN).read_confirmations()} == {0, 1}
-    confirm_all(more, 2)
+    confirm_all(more)
     assert sorted(
         evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()
     ) == [
@@ -317,9 +317,9 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
         *[5] * 4,
     ]
     fewer = start_session(RUN, resume=True, confirm_seeds=6, top_n=1)
-    found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().read_evaluations(), 1, ())
+    found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().read_evaluations())
     assert [evaluation.trial for evaluation in found] == [5], "--top-n was given again"
-    confirm_all(fewer, 1)
+    confirm_all(fewer)
     assert sorted(
         evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()
     ) == [
@@ -328,7 +328,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
         *[5] * 6,
     ]
     again = start_session(RUN, resume=True, confirm_seeds=6, top_n=1)
-    found = again.find_to_confirm(evaluations, again.open_confirmations().read_evaluations(), 1, ())
+    found = again.find_to_confirm(evaluations, again.open_confirmations().read_evaluations())
     assert [evaluation.trial for evaluation in found] == [5], (
         "a repeated command must find nothing left to do"
     )
@@ -339,7 +339,7 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_confirm_is_not_advised_before_the_search_is_over() -> None:
-    confirm_all(start_session(RUN, resume=True, confirm_seeds=3, top_n=2, target_loss=2.0), 2)
+    confirm_all(start_session(RUN, resume=True, confirm_seeds=3, top_n=2, target_loss=2.0))
     known = RunReader(RUN).take_snapshot(for_advice=True)
     alike = replace_losses(known.confirmations, {0: [0.10, 0.14, 0.12], 1: [0.11, 0.15, 0.13]})
     assert find_by_kind(replace(known, confirmations=alike), "confirm") is not None

@@ -53,15 +53,9 @@ def write(
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a checkpoint: the trainer copies the state, and the leader writes the file."""
-    draft = store.make_draft_path(assignment)
-    try:
-        write_checkpoint(
-            draft, saved, CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5), weights
-        )
-    except Exception:
-        store.remove_draft(assignment)
-        raise
-    store.commit_draft(assignment)
+    info = CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5)
+    with store.replace_checkpoint(assignment.root) as draft:
+        write_checkpoint(draft, saved, info, weights)
 
 
 def save_and_load(store: CheckpointStore, saved: Any) -> Any:
@@ -302,9 +296,7 @@ def test_is_state_function_accepts_functions_only() -> None:
 
 def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
-    assert store.find_checkpoint(make_assignment(5, root=2)) is None
     write(store, make_assignment(5, root=2), {"epoch": 2}, {"bias": torch.ones(2)})
-    assert store.find_checkpoint(make_assignment(6, root=2)) == store.get_path(2)
     state = read_checkpoint_file(store.get_path(2))
     assert (
         read_checkpoint_info(store.get_path(2), PARAMS)
@@ -464,7 +456,8 @@ def test_failed_write_keeps_previous_checkpoint(
 
 def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
-    draft = store.make_draft_path(make_assignment(0))
+    draft = tmp_path / "checkpoints" / ".0.safetensors"
+    draft.parent.mkdir()
     code = (
         "import resource, signal, sys, torch; from pathlib import Path;"
         "from hpo.trainer.state_files import write_tensors;"
@@ -494,7 +487,7 @@ def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None
     (tmp_path / "checkpoints" / "mine.txt").write_bytes(b"mine")
     store.remove_all_except({1})
     confirming.remove_all_except({12})
-    confirming.remove_ended(make_assignment(40, root=12))
+    confirming.remove_checkpoint(12)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "1.safetensors",
         "mine.txt",
