@@ -41,7 +41,7 @@ from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
 from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd, Report, ReportAnswer
-from hpo.process.user_frames import are_in_collective
+from hpo.process.user_frames import are_in_collective, may_wait_for_ranks
 from hpo.ranks.communicator import sleep_until
 from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
 
@@ -568,10 +568,11 @@ class Cancellation:
 
 
 class HangDetector:
-    """Checks at intervals whether an objective blocks in a collective of torch.distributed.
+    """Checks at intervals whether an objective blocks in a collective or in a backward pass.
 
-    The check is needed for process groups that the objective creates. Their collectives would wait
-    for 30 minutes, the default of torch. The default process group has a shorter timeout.
+    The check is needed for process groups that the objective or a program creates. Their
+    collectives would wait for 30 minutes, the default of torch. The default process group of a
+    function has a shorter timeout.
 
     Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A loop of
     collectives does not hang, though the stacks of two checks may be equal.
@@ -587,7 +588,7 @@ class HangDetector:
         self.frames: Sequence[FrameSummary] = ()
 
     def is_hanging(self, now: float) -> bool:
-        """Return whether an objective has blocked at one line of torch.distributed for too long."""
+        """Return whether an objective has waited at one line for other ranks for too long."""
         if now < self.next_check:
             return False
         self.next_check = now + self._interval
@@ -599,7 +600,7 @@ class HangDetector:
         if not is_asleep and used <= _MAX_IDLE_TICKS:
             return False  # It waits for a core. The next check decides.
         frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
-        if not are_in_collective(frames):
+        if not may_wait_for_ranks(frames):
             self.frames = ()
             return False
         positions = [(frame.filename, frame.lineno) for frame in frames]

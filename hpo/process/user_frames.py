@@ -24,6 +24,9 @@ _CALLERS = {
     (str(_PACKAGE / "trainer" / "program_runner.py"), "run"),
 }
 COLLECTIVES_PATH = "/torch/distributed/"  # in the paths of frames
+# DistributedDataParallel also waits in its forward pass, and in a backward pass, without a frame of
+# torch.distributed.
+_WAITING_PATHS = (COLLECTIVES_PATH, "/torch/nn/parallel/", "/torch/autograd/")
 _TRAINING_FOLDER = _PACKAGE / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
@@ -118,6 +121,11 @@ def are_in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
     The innermost frame counts, since torch.distributed may call code of the user.
     """
     return bool(frames) and COLLECTIVES_PATH in frames[-1].filename
+
+
+def may_wait_for_ranks(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Return whether a thread that sleeps at a stack may wait for other ranks."""
+    return bool(frames) and any(path in frames[-1].filename for path in _WAITING_PATHS)
 
 
 def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

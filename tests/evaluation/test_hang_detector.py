@@ -12,6 +12,8 @@ from hpo.evaluation.supervision import HangDetector
 from hpo.process import clock
 
 COLLECTIVE = FrameSummary("/lib/torch/distributed/distributed_c10d.py", 2000, "all_reduce")
+FORWARD = FrameSummary("/lib/torch/nn/parallel/distributed.py", 1600, "_pre_forward")
+BACKWARD = FrameSummary("/lib/torch/autograd/graph.py", 900, "_engine_run_backward")
 OBJECTIVE = FrameSummary("search.py", 10, "objective")
 
 
@@ -36,13 +38,15 @@ def trainer() -> Any:
     return TrainerStub()
 
 
-def test_wait_in_a_collective_hangs_after_the_patience(trainer: Any) -> None:
+@pytest.mark.parametrize("last", [COLLECTIVE, FORWARD, BACKWARD])
+def test_wait_for_ranks_hangs_after_the_patience(trainer: Any, last: FrameSummary) -> None:
+    trainer.stack = [OBJECTIVE, last]
     detector, began = HangDetector(trainer, 8.0), clock.now()
     assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9, 11)] == [
         *5 * [False],
         True,
     ]
-    assert list(detector.frames) == [OBJECTIVE, COLLECTIVE]
+    assert list(detector.frames) == [OBJECTIVE, last]
 
 
 def test_time_before_the_collective_does_not_count(trainer: Any) -> None:

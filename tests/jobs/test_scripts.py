@@ -50,6 +50,10 @@ def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
     assert "objective = Script('train.py', '--epochs', '2', loss='val_loss=(\\\\S+)')\n" in source
 
 
+WAITED = (
+    r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which was "
+    r"at failing.py:\d+"
+)
 FAILURES = {
     "raise": r"rank 1, failing.py:\d+: ValueError: injected",
     "status": r"rank 1: failing.py ended with status 3",
@@ -67,11 +71,10 @@ FAILURES = {
     "_exit3": r"rank 1: the trainer ended with status 3",
     "kill": r"rank 1: the trainer was ended by SIGKILL, perhaps by the kernel for want of memory",
     "segfault": r"rank 1, failing.py:\d+: the trainer was ended by SIGSEGV",
-    "hang": (
-        r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which "
-        r"was at failing.py:\d+"
-    ),
+    "hang": WAITED,
     "nan": r"rank 1: the validation loss is nan",
+    "forward": WAITED,
+    "backward": WAITED,
     "differ": (
         r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over "
         r"all ranks, or on one rank only"

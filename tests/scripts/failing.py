@@ -9,6 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import hpo
 
@@ -33,7 +34,7 @@ def fail(way):  # noqa: C901 - a case for each way
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "segfault":
         ctypes.string_at(0)
-    if way == "hang":
+    if way in ("hang", "forward", "backward"):
         time.sleep(3600)
     if way == "nan":
         hpo.report(float("nan"))
@@ -45,10 +46,15 @@ def main():
     parser.add_argument("--x", type=float)
     args = parser.parse_args()
     dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
     for step in range(3):
         dist.all_reduce(torch.ones(1))
+        output = model(torch.ones(1)) if args.way == "backward" else None
         if dist.get_rank() == 1 and step == 1:
             fail(args.way)
+        if args.way in ("forward", "backward"):
+            output = model(torch.ones(1)) if output is None else output
+            output.sum().backward()
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 0:
             hpo.report(args.x + 1 / (step + 1), step=step)
