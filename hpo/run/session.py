@@ -388,7 +388,7 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
-    """Record evaluations of --warm-start, priors and --enqueue. Return lines about the import."""
+    """Record evaluations of --warm-start, --enqueue and priors. Return lines about the import."""
     record = session.open_record()
     space = request.problem.space
     manifest = session.manifest
@@ -403,12 +403,12 @@ def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
             f"only a part of {source} was imported. Give --warm-start again to import the rest"
         ]
     known = [evaluation.params for evaluation in record.read_evaluations()]
-    expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
-    # Parameters without a prior may have any values.
-    if expected and not any(params.items() >= expected.items() for params in known):
-        known.append(request.prior_params)
-        record.enqueue(request.prior_params, space.make_distributions(), propagator="priors")
     for params in request.enqueued:
         if params not in known:
             record.enqueue(params, space.make_distributions(), propagator="--enqueue")
+    expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
+    # Parameters without a prior may have any values.
+    given = [*known, *request.enqueued]
+    if expected and not any(params.items() >= expected.items() for params in given):
+        record.enqueue(request.prior_params, space.make_distributions(), propagator="priors")
     return lines

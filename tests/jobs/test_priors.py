@@ -50,14 +50,12 @@ def test_run_begins_with_priors_and_shows_agreement(mpi: Mpi, hpo: Hpo, tmp_path
     again = mpi.run(2, *arguments, "--evaluations", 44, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     (tmp_path / "search.py").write_text(FILE.format(prior=70, limit=5000))
-    changed = mpi.run(2, *arguments, "--evaluations", 48, "--resume", cwd=tmp_path)
+    given = ["--enqueue", '[{"lr": 0.01, "width": 9, "depth": 3}]']
+    changed = mpi.run(2, *arguments, *given, "--evaluations", 48, "--resume", cwd=tmp_path)
     assert (changed.returncode, changed.stderr) == (0, "")
-    bred = [
-        trial.number
-        for trial in load_trials(tmp_path / "run")
-        if trial.user_attrs["propagator"] == "priors"
-    ]
-    assert bred == [0, 44], "A changed prior is evaluated, and an old one only once."
+    origins = [trial.user_attrs["propagator"] for trial in load_trials(tmp_path / "run")]
+    assert origins[44:46] == ["--enqueue", "priors"], "The enqueued individuals come first."
+    assert origins.count("priors") == 2, "A changed prior is evaluated, and an old one only once."
     status, printed, _ = hpo("top", tmp_path / "run")
     assert (status, re.search(r"\n +width +70 +medium ", printed) is not None) == (0, True)
 
