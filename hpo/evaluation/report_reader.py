@@ -29,8 +29,10 @@ _SCORE_NAME = re.compile(
 # A counter of batches, such as [3/79], but not of epochs.
 _COUNTER = re.compile(r"(?<![\w./])(\d+) ?/ ?(\d+)(?![\w./])[\])]?")
 _EPOCH_NAME = re.compile(r"\bep(?:och)?s?\W*$", re.IGNORECASE)
+_EPOCH = re.compile(r"\bep(?:och)?\W*(\d+)", re.IGNORECASE)
 _ADVICE_ON_STEP = "give --step, a regular expression of the epoch, so that its last loss counts"
 _MAX_LAST_LINES = 20
+_MAX_SHOWN_CHARACTERS = 60
 _SECONDS_FOR_A_LINE = 1.0
 _NOTE_NAMES = ("checkpoint", "weights", "asked")
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
@@ -62,21 +64,36 @@ class _PrintedLoss:
 
 
 @dataclass(frozen=True)
-class _Counter:
-    """A counter in a line, such as ``[3/79]``. `name` is the text before it."""
+class _Place:
+    """Where a program is when it prints a loss, as the text before the loss shows."""
 
-    name: str
-    number: int
-    total: int
-    text: str
+    shown: str
+    """The end of the text, with the loss."""
+    epoch: str = ""
+    """The number of the epoch; empty if the text has none."""
+    name: str = ""
+    """The text before a counter of batches, such as ``[3/79]``."""
+    number: int = 0
+    total: int = 0
+    """What the counter counts to; 0 without a counter."""
+
+    def follows_in_epoch(self, before: _Place) -> bool:
+        """Return whether both places seem to be in one epoch, since a counter goes on."""
+        if self.epoch and self.epoch == before.epoch:
+            return True
+        is_same = (self.name, self.total) == (before.name, before.total)
+        return is_same and self.number > before.number
 
 
-def _find_counter(text: str) -> _Counter | None:
-    """Return the counter in the text before a loss, unless it counts epochs."""
-    match = _COUNTER.search(text)
-    if match is None or _EPOCH_NAME.search(text[: match.start()]):
-        return None
-    return _Counter(text[: match.start()], int(match[1]), int(match[2]), text[: match.end()])
+def _find_place(text: str, loss: str) -> _Place:
+    """Return the place that the text before a loss shows."""
+    shown = f"{text}{loss}"[-_MAX_SHOWN_CHARACTERS:]
+    epoch = _EPOCH.search(text)
+    counter = _COUNTER.search(text)
+    if counter is None or _EPOCH_NAME.search(text[: counter.start()]):
+        return _Place(shown, epoch[1] if epoch else "")
+    name = text[: counter.start()]
+    return _Place(shown, epoch[1] if epoch else "", name, int(counter[1]), int(counter[2]))
 
 
 class ReportReader:
@@ -120,8 +137,8 @@ class ReportReader:
         self._score = ""  # The first loss that seems to be a score, of which more is better.
         self._epoch = ""  # The latest match of --step.
         self._pending: _PrintedLoss | None = None  # With --step, the latest loss of the epoch.
-        self._counter: _Counter | None = None  # In the line of the latest loss.
-        self._parts = ""  # Two lines with a loss that seem to belong to one epoch.
+        self._place: _Place | None = None  # That of the latest loss.
+        self._parts: tuple[_Place, _Place] | None = None  # Two that seem to be in one epoch.
 
     def find_warning(self, number: int, saves: bool) -> str:
         """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
@@ -151,10 +168,9 @@ class ReportReader:
                 f"--loss has matched {self._score!r}, and the lowest is the best. If more is "
                 "better, give --maximize instead"
             )
-        if self._parts and self._step is None:
-            return (
-                f"{self._option} has matched {self._parts}. If this is one epoch, {_ADVICE_ON_STEP}"
-            )
+        if self._parts and self._step is None and self._parts[0].total != self.epochs:
+            shown = " and ".join(repr(place.shown) for place in self._parts)
+            return f"{self._option} has matched {shown}. If this is one epoch, {_ADVICE_ON_STEP}"
         if self._step is not None and number and not self._epoch:
             return "--step has matched no line, so only the last loss of the program counts"
         if self.epochs is not None and number > self.epochs + 1 and self._step is None:
@@ -219,18 +235,16 @@ class ReportReader:
             loss = -loss
         elif not self._score and (found := _SCORE_NAME.search(text[: match.start(1)])):
             self._score = f"{found[0]}{match[1]}"
-        self._compare_counters(text[: match.start(1)])
+        self._compare_places(_find_place(text[: match.start(1)], match[1]))
         self._take_loss(_PrintedLoss(loss, self._found_metrics, self._take_drafts(stream)))
         self._found_metrics = {}
 
-    def _compare_counters(self, text: str) -> None:
-        """Notice a counter of batches, before a loss, that is higher than in the previous line."""
-        before = self._counter
-        self._counter = now = _find_counter(text)
-        if before is None or now is None or self._parts:
-            return
-        if (now.name, now.total) == (before.name, before.total) and now.number > before.number:
-            self._parts = f"{before.text!r} and {now.text!r}"
+    def _compare_places(self, now: _Place) -> None:
+        """Notice if this loss and the previous one seem to belong to one epoch."""
+        before = self._place
+        self._place = now
+        if self._parts is None and before is not None and now.follows_in_epoch(before):
+            self._parts = before, now
 
     def _take_loss(self, printed: _PrintedLoss) -> None:
         """Report a loss, or with ``--step`` the previous one if its epoch has ended."""

@@ -251,8 +251,19 @@ def test_last_loss_of_each_step_is_reported() -> None:
 @pytest.mark.parametrize(
     ("lines", "epochs", "warning"),
     [
-        (["Test: [0/3] loss=1", "Test: [1/3] loss=2"], None, "'Test: [0/3]' and 'Test: [1/3]'. If"),
-        (["val 1/2, loss=1", "val 2/2, loss=2"], None, "'val 1/2' and 'val 2/2'. If"),
+        (
+            ["Test: [0/3] loss=1", "Test: [1/3] loss=2"],
+            None,
+            "--loss has matched 'Test: [0/3] loss=1' and 'Test: [1/3] loss=2'. If this is one",
+        ),
+        (["val 1/2, loss=1", "val 2/2, loss=2"], None, "'val 1/2, loss=1' and 'val 2/2, loss=2'."),
+        (["[1/2] loss=1", "[2/2] loss=2"], 2, ""),
+        (
+            ["Epoch 0: 9/9 loss=9", "Epoch 0 batch loss=1", "Epoch 1 loss=2"],
+            None,
+            "'Epoch 0: 9/9 loss=9' and 'Epoch 0 batch loss=1'. If",
+        ),
+        (["Epoch 0 loss=1", "Epoch 1 loss=2", "loss=2", "loss=2"], None, ""),
         (["loss=1"] * 4, 2, "more than 3 losses, and its arguments name 2 epochs. If"),
         (["loss=1"] * 3, 2, ""),
         (["Epoch [1/3] loss=1", "Epoch [2/3] loss=2"], None, ""),

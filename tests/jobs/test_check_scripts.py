@@ -185,7 +185,7 @@ def test_check_shows_what_a_search_would_warn_about(mpi: Mpi, tmp_path: Path) ->
     job = mpi.run(2, *HPO, "check", "--loss", r"loss (\S+)", "--", "train.py", cwd=tmp_path)
     assert job.stderr == ""
     printed = join_points(job.stdout)
-    point = "look   --loss has matched 'Test: [0/3]' and 'Test: [1/3]'. If this is one epoch, give "
+    point = "look   --loss has matched 'Test: [0/3] loss 0' and 'Test: [1/3] loss 1'. If this is "
     assert printed.count(point) == 1, printed
 
 
