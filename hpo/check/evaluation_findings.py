@@ -182,7 +182,8 @@ def _has_other_reason(alone: CheckOutcome, whole: CheckOutcome) -> bool:
 
 def find_different_networks(outcomes: CheckOutcomes) -> Iterator[Finding]:
     """Look for ranks whose networks differ, or that take different numbers of steps."""
-    if difference := _compare_networks(outcomes.whole, outcomes.alone):
+    difference = _compare_networks(outcomes.whole, outcomes.alone)
+    if difference and not _trains_alone(outcomes):  # Otherwise that is the cause.
         yield difference
 
 
@@ -371,14 +372,18 @@ def inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
             "the losses after a resume were not compared",
             "Give it longer epochs to check that it resumes",
         )
-    elif outcomes.script is not None and outcomes.script.step is not None:
-        yield _allow_for_late_reports(_compare_resumed_losses(again, resumed))
     else:
-        yield _compare_resumed_losses(again, resumed)
+        finding = _compare_resumed_losses(again, resumed)
+        has_step = outcomes.script is not None and outcomes.script.step is not None
+        is_late = has_step and resumed.evaluation.epoch is None
+        yield _allow_for_late_reports(finding) if is_late else finding
 
 
 def _allow_for_late_reports(finding: Finding) -> Finding:
-    """Return a finding about a resumed program with ``--step``, whose losses are reported late."""
+    """Return a finding about a resumed program whose ``--step`` finds no numbers of epochs.
+
+    Its losses are reported late.
+    """
     if finding.level != "wrong":
         return finding
     return look(
@@ -390,12 +395,15 @@ def _allow_for_late_reports(finding: Finding) -> Finding:
 
 
 def _compare_resumed_losses(again: CheckOutcome, resumed: CheckOutcome) -> Finding:
-    count = len(again.losses)
-    off = _compute_difference(again.losses, resumed.losses)
+    before = again.evaluation.curve
+    now = resumed.evaluation.curve
+    # A program may have saved an epoch whose loss has been lost. Its step is empty.
+    shared = sorted(before.keys() & now.keys())
+    off = _compute_difference([before[step] for step in shared], [now[step] for step in shared])
     after = "After a resume from the first checkpoint,"
-    if off <= _TOLERANCE and len(resumed.losses) == count:
+    if off <= _TOLERANCE and max(now) == max(before):
         return ok(f"{after} the losses are the same{_format_within(off)}")
-    difference = f"the number of losses is {len(resumed.losses)} instead of {count}"
+    difference = f"the number of losses is {max(now)} instead of {max(before)}"
     if off > _TOLERANCE:
         difference = f"the losses differ by {_format_relative(off)}"
     return wrong(
@@ -407,20 +415,30 @@ def _compare_resumed_losses(again: CheckOutcome, resumed: CheckOutcome) -> Findi
 
 def inspect_variables(outcomes: CheckOutcomes) -> Iterator[Finding]:
     """Look for a program that reads no variable of torchrun, so that each rank trains alone."""
-    whole = outcomes.whole
     if outcomes.script is None:
         return
-    found = {name for trace in whole.traces for name in trace.variables}
-    if read := sorted(found.intersection(_TORCHRUN_VARIABLES)):
+    if read := sorted(_find_variables(outcomes.whole).intersection(_TORCHRUN_VARIABLES)):
         yield ok(f"The program reads {format_list(read)}")
-    # A program may change the weights without an optimizer of torch.
-    is_training = whole.traces[0].steps or whole.traces[0].networks
-    if whole.ranks > 1 and is_training and not found.intersection(_RANK_VARIABLES):
+    if _trains_alone(outcomes):
         yield wrong(
             "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on "
             "all samples",
             "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
         )
+
+
+def _find_variables(outcome: CheckOutcome) -> set[str]:
+    """Return the environment variables that a program has read on any rank."""
+    return {name for trace in outcome.traces for name in trace.variables}
+
+
+def _trains_alone(outcomes: CheckOutcomes) -> bool:
+    """Return whether each rank of a program trains, and does not know of other ranks."""
+    whole = outcomes.whole
+    # A program may change the weights without an optimizer of torch.
+    is_training = bool(whole.traces[0].steps or whole.traces[0].networks)
+    knows_rank = bool(_find_variables(whole).intersection(_RANK_VARIABLES))
+    return outcomes.script is not None and whole.ranks > 1 and is_training and not knows_rank
 
 
 def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:

@@ -296,8 +296,8 @@ def _warn_of_default_budget(request: JobRequest) -> None:
     each = request.seconds * workers / budget
     warn(
         f"warning: the search has {budget} evaluations for {format_count(workers, 'worker')}. They "
-        f"fill the time of a job if one takes {format_duration(each)}. Choose a number: "
-        f"-- --evaluations {10 * budget}"
+        f"fill the time of a job if one takes {format_duration(each)}. Choose a number, after "
+        f"the first --: --evaluations {10 * budget}"
     )
 
 

@@ -114,7 +114,7 @@ def propose_search(path: Path) -> str:
     examples = [option.example[-1] for option in required]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
-    remark = "  # give a pattern with one group, or call hpo.report(loss) in the script"
+    remark = "  # give a pattern with one group, or maximize= for a score, or call hpo.report(loss)"
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
     flags += f"# Replace {', '.join(examples)} by a value.\n" if examples else ""
     return (

@@ -254,13 +254,13 @@ class Leader:
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
         if verdict.keep:
-            trial = attempt.assignment.number
+            trial = attempt.assignment.label
             warn(f"warning: trial {trial} keeps no weights of its best loss: {reason}")
 
     def warn_once(self, assignment: Assignment, text: str, kind: str = "") -> None:
         """Print a warning, unless the run has printed the same text, or the same kind, before."""
         if self._study.call.is_first_warning(kind or text):
-            warn(f"warning: trial {assignment.number}: {text}")
+            warn(f"warning: trial {assignment.label}: {text}")
 
     # The end
 
@@ -296,7 +296,7 @@ class Leader:
             return
         if verdict.state == State.STOPPED:
             self.commit_checkpoint(attempt)
-            self._study.notify.interrupt(assignment)
+            self._study.notify.interrupt(assignment, seconds)
             return
         self.record_resumption(attempt)
         has_inherited = attempt.has_read_parent or attempt.restored_count > 0
@@ -405,7 +405,7 @@ class Checkpointer:
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
         """Remove a checkpoint from which its evaluation cannot resume, with a warning."""
         warn(
-            f"warning: trial {assignment.number} restarts, since it cannot resume from its "
+            f"warning: trial {assignment.label} restarts, since it cannot resume from its "
             f"checkpoint: {reason}"
         )
         self._checkpoints.remove_checkpoint(assignment.root)

@@ -73,8 +73,9 @@ class Program:
         option = f"{name}=REGEX{where}" if where else f"--{name} REGEX"
         if script.pattern is not None:
             return f"{found_none}: no line matches '{script.pattern}'", f"another {option}"
-        option = f"{option} for the lines that it prints, or --maximize for a score"
+        score = "maximize=REGEX" if where else "--maximize"
+        option = f"{option} for the lines that it prints, or {score} for a score"
         return (
             f"no loss was found: call hpo.report(loss) in the program, or give {option}",
-            "hpo.report(loss) or --loss",
+            f"hpo.report(loss) or {'loss=REGEX' if where else '--loss'}",
         )

@@ -123,7 +123,7 @@ class ProgramSupervision(Supervision):
             if is_first:
                 self._attempt.skip_missing_losses(self._count_missing(report))
                 self._decide_on_report(self._leader, news.rank, report)
-            elif report.mistake.startswith("ranks "):
+            elif report.mistake.startswith("ranks ") and not self._attempt.is_aborted:
                 self._leader.warn_once(self._attempt.assignment, report.mistake)
             if not self._attempt.verdict.ends_evaluation:
                 continue
@@ -182,11 +182,11 @@ class ProgramSupervision(Supervision):
     # The end of the program
 
     def _complete_end(self, end: RankEnd) -> RankEnd:
-        is_whole = self._watched.cause is None and end.failure is None
-        self._own_reports += self._reports.take_last_reports(is_whole)
+        has_ended = self._watched.cause is None and end.failure is None
+        self._own_reports += self._reports.take_last_reports(has_ended)
         # A cancelled program may have saved a checkpoint and not yet reported its loss.
-        saves = self._leader is not None and self._watched.cause is None
-        remark = end.remark or self._reports.find_warning(len(self._own_reports), saves)
+        is_whole = self._leader is not None and self._watched.cause is None
+        remark = end.remark or self._reports.find_warning(len(self._own_reports), is_whole)
         return replace(
             end,
             reports=tuple(self._own_reports),
@@ -335,6 +335,6 @@ class ReportMerger:
         mistake = (
             f"ranks {first_rank} and {rank} reported different losses, {loss:g} and "
             f"{report.loss:g}, as loss {number + 1}: report the mean over all ranks, or on one "
-            "rank only"
+            "rank only. If each rank trains alone, use --ranks-per-worker 1"
         )
         return [Report(report.loss, mistake=mistake)]

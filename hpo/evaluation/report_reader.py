@@ -19,6 +19,7 @@ from typing import Any
 
 from hpo.process.messages import Report
 from hpo.script_objective import SCORE, Script
+from hpo.text_format import format_list
 
 # The end of the text before a number that is usually maximised, such as "Acc@1 ".
 _SCORE_NAME = re.compile(
@@ -118,6 +119,7 @@ class ReportReader:
         self._is_maximized = script.maximize is not None
         self._step = re.compile(script.step) if script.step is not None else None
         self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
+        self._unread_metrics = list(script.metrics)  # Those of which no number was read yet.
         self._file = os.memfd_create("hpo-metrics")
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         self._offset = 0
@@ -140,24 +142,13 @@ class ReportReader:
         self._place: _Place | None = None  # That of the latest loss.
         self._parts: tuple[_Place, _Place] | None = None  # Two that seem to be in one epoch.
 
-    def find_warning(self, number: int, saves: bool) -> str:
-        """Return a warning about the `number` reports, and about the checkpoints if `saves`."""
-        if self._has_saved and saves:
-            if not number:
-                return (
-                    "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, "
-                    "after its checkpoint"
-                )
-            if not self.has_read_checkpoint:
-                return (
-                    "it saves checkpoints, and never reads hpo.checkpoint: it would restart "
-                    "instead of continuing"
-                )
-            if self._drafts[self._last_stream].get("checkpoint"):
-                return (
-                    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the "
-                    "report of its loss, not after"
-                )
+    def find_warning(self, number: int, is_whole: bool) -> str:
+        """Return a warning about the `number` reports of a program.
+
+        If `is_whole`, the program has ended by itself, and may also lack checkpoints and metrics.
+        """
+        if is_whole and (warning := self._find_checkpoint_warning(number)):
+            return warning
         if self.has_unread:
             return (
                 f"hpo.report is ignored, since a line has matched {self._option} before. Use only "
@@ -178,7 +169,31 @@ class ReportReader:
                 f"it has reported more than {self.epochs + 1} losses, and its arguments name "
                 f"{self.epochs} epochs. If several belong to one epoch, {_ADVICE_ON_STEP}"
             )
+        if self._uses_lines and self._unread_metrics and is_whole:
+            names = format_list(self._unread_metrics)
+            return f"--metric {names} has read no number from what the program printed"
         return self.cut_line if self._uses_lines else ""
+
+    def _find_checkpoint_warning(self, number: int) -> str:
+        """Return a warning about the checkpoints that a program has saved."""
+        if not self._has_saved:
+            return ""
+        if not number:
+            return (
+                "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, "
+                "after its checkpoint"
+            )
+        if not self.has_read_checkpoint:
+            return (
+                "it saves checkpoints, and never reads hpo.checkpoint: it would restart "
+                "instead of continuing"
+            )
+        if self._drafts[self._last_stream].get("checkpoint"):
+            return (
+                "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the "
+                "report of its loss, not after"
+            )
+        return ""
 
     def take_note(self, name: str, value: str, stream: str) -> None:
         """Record a note. A note about a draft belongs to the next loss of the stream."""
@@ -219,6 +234,8 @@ class ReportReader:
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
                     self._found_metrics[name] = _parse_number(match[1])
+                    if name in self._unread_metrics:
+                        self._unread_metrics.remove(name)
         if self._loss is None or self._uses_lines is False:
             return
         match = self._loss.search(text)

@@ -386,7 +386,7 @@ class Supervision:
         if not self._trainer.has_started:  # It may import the search file first.
             self._join_by = now + max(SECONDS_TO_JOIN, self._group.patience)
         if watched.cause is None and now > self._overdue_at:
-            watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
+            watched.cancel_on_all("timeout: not finished within --evaluation-timeout")
         is_connecting = self._phase == _Phase.CONNECTING
         if watched.cause is None and is_connecting and now > self._join_by:
             watched.cancel_on_all(NOT_JOINED)

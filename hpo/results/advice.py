@@ -16,6 +16,7 @@ from hpo.results.confirmation import (
     compare_confirmed,
     compute_margin,
     count_seeds_needed,
+    describe_margin,
     select_comparable,
 )
 from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
@@ -180,8 +181,7 @@ def _advise_after_comparison(
     seeds = run.manifest.confirm_seeds
     first = entries[0]
     given = f"With {format_count(seeds, 'other seed')} each"
-    margin = format_number(compute_margin(entries) or 0.0)
-    deviation = f"{margin}, one standard deviation between seeds"
+    deviation = describe_margin(entries, compute_margin(entries) or 0.0)
     good = [entry.trial for entry in entries if entry.as_good]
     if len(good) > 1:
         return Advice(

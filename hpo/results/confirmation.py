@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpo.store.evaluations import INTERRUPTED, Evaluation
+from hpo.text_format import format_number
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
@@ -204,6 +205,14 @@ def compute_margin(entries: Sequence[ConfirmedIndividual]) -> float | None:
         return None
     samples = _LossSamples.from_individuals(rivals)
     return samples.scale * samples.margin
+
+
+def describe_margin(entries: Sequence[ConfirmedIndividual], margin: float) -> str:
+    """Return a margin, and which standard deviation it is, in words."""
+    first = entries[0]
+    is_own = first.deviation is not None and math.isclose(margin, first.deviation)
+    owner = f" of trial {first.trial}" if is_own else ""
+    return f"{format_number(margin)}, the standard deviation{owner} between seeds"
 
 
 def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int | None:

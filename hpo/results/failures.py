@@ -144,11 +144,19 @@ def find_failure_region(
         return None
     inside = masks[first] & masks[second]
     return FailureRegion(
-        list(dict.fromkeys([texts[first], texts[second]])),
+        _merge_conditions(texts[first], texts[second]),
         int(failed.sum()),
         list(compress(ended, inside & failed)),
         int(inside.sum()),
     )
+
+
+def _merge_conditions(first: str, second: str) -> list[str]:
+    """Return two conditions, or one if they are equal, or allow one value of a hyperparameter."""
+    allowed = first.replace(" >= ", " = ").replace(" <= ", " = ")
+    if allowed == second.replace(" >= ", " = ").replace(" <= ", " = "):
+        return [first if first == second else allowed]
+    return [first, second]
 
 
 def _list_conditions(

@@ -102,6 +102,8 @@ class RunReader:
                 condition = f"an objective of this run ({names})"
             close = difflib.get_close_matches(name, objectives.names, n=1)
             hint = f". Did you mean {close[0]}?" if close else ""
+            if any(name in evaluation.metrics for evaluation in self.find_front()):
+                hint = f". A first objective that is maximised is the {LOSS}, with a minus sign"
             raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
         index = objectives.names.index(name)
         return min(

@@ -22,7 +22,7 @@ from hpo.results.confirmation import (
 from hpo.results.cost import Cost, compute_cost
 from hpo.results.failures import FailureGroup, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
-from hpo.store.evaluations import Evaluation, find_best, sort_by_end
+from hpo.store.evaluations import INTERRUPTED, Evaluation, find_best, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import FrontArchive, find_front, select_top
 from hpo.store.pruning import HALVING_SCHEDULES, compute_rungs, is_search_over
@@ -424,17 +424,22 @@ def select_session(evaluations: Sequence[Evaluation], since: float) -> list[Eval
 def compute_busy_fraction(
     evaluations: Sequence[Evaluation], workers: int, since: float
 ) -> float | None:
-    """Return the share of time that workers spent in evaluations.
+    """Return the share of time that workers spent in evaluations, also in interrupted ones.
 
     The time is that between the first start and the last end of the session that started at
     `since`. Return None if no evaluation has ended, or if the clock was set back since then.
     """
-    ours = select_session(evaluations, since)
+    ours = [
+        evaluation
+        for evaluation in evaluations
+        if (evaluation.has_ended_in_run or evaluation.state == INTERRUPTED)
+        and not math.isnan(evaluation.seconds)
+        and evaluation.started >= since
+    ]
     if not ours:
         return None
     span = max(e.ended for e in ours) - min(e.started for e in ours)
     if span < 0:
         return None
     session_seconds = [evaluation.seconds - evaluation.seconds_before for evaluation in ours]
-    busy = sum(seconds for seconds in session_seconds if not math.isnan(seconds))
-    return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
+    return round(min(1.0, sum(session_seconds) / (workers * span)), 4) if span else 1.0

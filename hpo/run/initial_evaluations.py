@@ -45,7 +45,7 @@ def read_enqueued(given: str, space: SearchSpace, seed: int) -> list[dict[str, V
     """
     path = cut_text(given, _LONGEST_NAME)
     try:
-        entries = json.loads(given if given.lstrip().startswith("[") else Path(given).read_text())
+        entries = json.loads(given if given.lstrip()[:1] in ("[", "{") else Path(given).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:

@@ -24,7 +24,7 @@ from hpo.run.initial_evaluations import (
     read_enqueued,
     read_warm_start,
 )
-from hpo.space import Categorical, ConstraintSet, SearchSpace
+from hpo.space import Categorical, ConstraintSet, Float, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import resolve_url
@@ -115,7 +115,6 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
     if not run_dir.run_json.exists():
         return None
     manifest = run_dir.read_manifest()
-    _check_settings(manifest, options, file, run_dir)
     before = manifest.space
     now = file.space.describe()
     for name in [*before, *now]:
@@ -125,6 +124,7 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
                 f"was {before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in "
                 f"{file.path}"
             )
+    _check_settings(manifest, options, file, run_dir)
     if manifest.objectives != file.objectives:
         names_before = ", ".join(manifest.objectives.describe())
         names_now = ", ".join(file.objectives.describe())
@@ -180,7 +180,8 @@ def check_pbt(
             f"{', '.join(file.objectives.describe())}"
         )
     if len(space.immutable_names) == len(space.parameters):
-        name = next(iter(space.parameters))
+        numbers = [name for name, each in space.parameters.items() if isinstance(each, Float)]
+        name = next(iter(numbers or space.parameters))
         raise UsageError(
             "--pbt must be used with at least one mutable parameter, such as a learning rate, "
             "which can change while a network trains. Write for example "

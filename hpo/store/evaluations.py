@@ -185,6 +185,11 @@ class Assignment:
     tests: int | None = None
     """Trial that this one repeats on a suspected worker; None if it is not such a test."""
 
+    @property
+    def label(self) -> str:
+        """Name of the trial, unique in the run: confirmations have a prefix."""
+        return format_label(self.number, self.confirms is not None)
+
 
 @dataclass(frozen=True)
 class Progress:

@@ -309,11 +309,17 @@ class Record:
         assignment = Assignment(trial_id, waiting.trial, waiting.params, waiting.trial)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
-    def interrupt(self, assignment: Assignment, crashed: bool = False) -> None:
+    def interrupt(
+        self, assignment: Assignment, seconds: float = math.nan, crashed: bool = False
+    ) -> None:
         """Record that a trial was interrupted, and enqueue a new trial that retries it.
 
         The retry is recorded before the end of the trial, so that a crash between the two steps
-        loses nothing. `crashed` states whether the job crashed, and the trial may be the cause.
+        loses nothing.
+
+        Args:
+            seconds: Duration of the evaluation; NaN if it is not known, since the job has ended.
+            crashed: Whether the job crashed, and the trial may be the cause.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         evaluation = make_evaluation(trial)
@@ -331,7 +337,8 @@ class Record:
                 crash_count=crash_count,
                 **copied,
             )
-        self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
+        known = {} if math.isnan(seconds) else {"seconds": seconds}
+        self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED, **known)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
         """Interrupt all trials that an ended run has left running, and return their number.
@@ -353,7 +360,7 @@ class Record:
                 )
                 self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
             else:
-                self.interrupt(assignment, suspected)
+                self.interrupt(assignment, crashed=suspected)
         return len(running)
 
     def count_initial_failures(self) -> int:

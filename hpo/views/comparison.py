@@ -7,6 +7,7 @@ over other seeds (`--confirm-seeds`) can be compared, by the interval of Welch (
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpo.views.tables import format_table, make_table
 
 _LINE_WIDTH = 100
 _CONFIDENCE = 0.95
+_TAKE_SEED = " Scripts must take the seed, as in --seed {seed}."
 
 
 def format_comparison(runs: Mapping[str, Summary]) -> str:
@@ -65,9 +67,12 @@ def _format_number(value: float | None) -> str:
 
 
 def _compare_runs(first: str, run: Summary, name: str, other: Summary) -> Iterator[str]:
-    yield from textwrap.wrap(_compare_means(first, run, name, other), _LINE_WIDTH)
+    if run.run.objectives != other.run.objectives:
+        yield f"{first} and {name} differ in their objectives: their losses cannot be compared."
+        return
     for difference in _list_differences(run, other):
         yield f"{first} and {name} differ in {difference}: their losses may not be comparable."
+    yield from textwrap.wrap(_compare_means(first, run, name, other), _LINE_WIDTH)
     unequal = _list_unequal(run.run.space, other.run.space)
     shared = run.run.space.keys() & other.run.space.keys()
     if names := [each for each in unequal if each in shared]:
@@ -83,6 +88,7 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
             return f"{first} and {name}: {each} has no complete evaluation."
     ours = _find_winner(run)
     theirs = _find_winner(other)
+    is_program = " -- " in run.run.command or " -- " in other.run.command
     open_runs = [
         each
         for each, winner in ((first, ours), (name, theirs))
@@ -92,7 +98,7 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
         return (
             f"{first} and {name}: the best loss of a run is the lowest of many. Before you choose "
             f"by it, confirm the best of {' and '.join(open_runs)} with other seeds: --resume "
-            "--confirm-seeds 5. Scripts must take the seed, as in --seed {seed}."
+            f"--confirm-seeds 5.{_TAKE_SEED if is_program else ''}"
         )
     low, high = _compute_interval(ours, theirs)
     if low <= 0 <= high:
@@ -117,16 +123,16 @@ def _compute_interval(
     if not ours.deviation and not theirs.deviation:  # The test divides by the deviations.
         difference = theirs.losses[0] - ours.losses[0]
         return difference, difference
-    interval = ttest_ind(theirs.losses, ours.losses, equal_var=False).confidence_interval(
-        _CONFIDENCE
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It warns if the losses of one of them are equal.
+        interval = ttest_ind(theirs.losses, ours.losses, equal_var=False).confidence_interval(
+            _CONFIDENCE
+        )
     return float(interval.low), float(interval.high)
 
 
 def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
     """Yield what differs between the runs that may change the meaning of their losses."""
-    if run.run.objectives != other.run.objectives:
-        yield "their objectives"
     ranks = [each.run.layout.ranks_per_worker for each in (run, other)]
     if ranks[0] != ranks[1]:
         yield f"the ranks per worker ({ranks[0]} and {ranks[1]})"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
-from hpo.results.confirmation import ConfirmedIndividual
+from hpo.results.confirmation import ConfirmedIndividual, describe_margin
 from hpo.results.cost import CONFIRMATIONS, Cost
 from hpo.results.display_names import name_metrics, name_params
 from hpo.results.hypervolume import Hypervolume
@@ -123,7 +123,12 @@ def describe_confirmed(summary: Summary) -> list[str]:
     noise = summary.seed_noise
     names = [f"trial {entry.trial}" for entry in summary.confirmed]
     sentences = describe_comparison(summary.confirmed, summary.as_good_within, names)
-    if noise:
+    if noise and noise.deviation == 0:
+        sentences.append(
+            "The losses of each do not depend on the seed. If the training should, it does not use "
+            "the seed, so nothing is confirmed."
+        )
+    elif noise:
         share = f"{noise.share:.0%}"
         sentences.append(f"The seed accounts for {share} of the variance of these losses.")
     return sentences
@@ -150,8 +155,7 @@ def describe_comparison(
         rest = "" if len(candidates) == len(entries) else ", and no other one"
         subject = _capitalize(format_list(candidates, len(candidates)))
         sentences = [f"{subject} may be the best{rest} ({_METHOD})."]
-    deviation = f"{format_number(margin)}, one standard deviation between seeds"
-    within = f"as good as the best within {deviation}"
+    within = f"as good as the best within {describe_margin(entries, margin)}"
     if len(good) > 1:
         sentences.append(f"{_capitalize(format_list(good, len(good)))} are {within}.")
     elif not good:

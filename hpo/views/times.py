@@ -61,12 +61,13 @@ def compute_pace(
 def compute_end(evaluation: Evaluation, now: float | None) -> float:
     """Return the end of an evaluation, in seconds since the epoch; `now` for a running evaluation.
 
-    The end of an interrupted evaluation is unknown, so its start is returned. If `now` is None, the
+    If the end of an interrupted evaluation is unknown, its start is returned. If `now` is None, the
     run is not active, and the start of a running evaluation is returned. The end is never before
     the start, even if the clock was set back.
     """
     stop = now if evaluation.state == "running" else evaluation.ended
-    if stop is None or evaluation.state == "interrupted":
+    is_unknown = evaluation.state == "interrupted" and math.isnan(evaluation.seconds)
+    if stop is None or is_unknown:
         return evaluation.started
     return max(evaluation.started, stop)
 

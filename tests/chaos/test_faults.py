@@ -223,7 +223,7 @@ def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     assert list(slow.intermediate_values) == [1, 2]
     rests = find_position('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"
-    reason = f"timeout: no loss within --evaluation-timeout; {places}"
+    reason = f"timeout: not finished within --evaluation-timeout; {places}"
     assert never.user_attrs["failure"] == reason, "no rank has waited for another"
     assert list(never.intermediate_values) == []
 

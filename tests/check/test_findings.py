@@ -212,6 +212,34 @@ def test_late_reports_of_epochs_are_not_wrong(step: str | None, level: str) -> N
     )
 
 
+def test_losses_after_a_resume_are_compared_by_epoch() -> None:
+    script = Script("train.py", loss=r"loss (\S+)", step=r"epoch (\d+)", resume=("{folder}/a.pt",))
+    again = make_outcome(1, 3.0, 2.0, 1.0)
+    resumed = make_outcome(1)
+    evaluation = replace(resumed.evaluation, curve={1: 3.0, 3: 1.0}, epoch=3, resumed_from_step=1)
+    resumed = replace(resumed, evaluation=evaluation)
+    outcomes = CheckOutcomes(again, again, resumed, None, make_outcome(1, 3.0), script=script)
+    assert not any("After a resume" in finding for finding in judge(outcomes))
+    worse = replace(resumed, evaluation=replace(evaluation, curve={1: 3.0, 3: 1.5}))
+    outcomes = replace(outcomes, resumed=worse)
+    assert "wrong: After a resume from the first checkpoint, the losses differ by 33.3%" in judge(
+        outcomes
+    )
+
+
+def test_ranks_that_train_alone_are_the_only_cause() -> None:
+    whole = make_outcome(2, 1.0)
+    traces = [
+        replace(trace, variables=[], weights=[[[float(rank), 2.0]]])
+        for rank, trace in enumerate(whole.traces)
+    ]
+    outcomes = CheckOutcomes(
+        replace(whole, traces=traces), None, None, None, script=Script("t.py", loss=r"loss (\S+)")
+    )
+    (finding,) = [each for each in judge(outcomes) if each.startswith("wrong")]
+    assert "each rank trains alone" in finding
+
+
 def test_branches_have_all_choices_on_which_others_depend() -> None:
     space = SearchSpace(
         optimizer=Categorical("sgd", "adam", "lion"),

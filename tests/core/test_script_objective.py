@@ -284,7 +284,7 @@ def test_several_losses_of_an_epoch_are_noticed(
         reports.epochs = epochs
         for line in (first, *lines):
             reports.take_line(line)
-        found = reports.find_warning(len(reports.take_last_reports()), saves=False)
+        found = reports.find_warning(len(reports.take_last_reports()), is_whole=False)
         assert expected in found
         assert bool(found) == bool(expected)
         reports.close()
@@ -351,7 +351,7 @@ def test_loss_of_a_long_line_is_read_whole_or_not_at_all(length: int) -> None:
     is_read = length < 65_537
     losses = [report.loss for report in reports.take_new_reports()]
     assert losses == ([12.75, 3, 12.75, 3] if is_read else [3, 3])
-    warning = reports.find_warning(len(losses), saves=False)
+    warning = reports.find_warning(len(losses), is_whole=False)
     assert ("more than 64 KiB" in warning) == (not is_read)
     reports.close()
 
@@ -364,7 +364,17 @@ def test_maximized_score_is_a_negative_loss_and_a_metric() -> None:
     assert first == Report(-0.5, {"score": 0.5, "f1": 0.4})
     assert second.mistake == "the validation loss is nan"
     assert third == Report(-0.75, {"score": 0.75})
-    assert reports.find_warning(3, saves=False) == ""
+    assert reports.find_warning(3, is_whole=False) == ""
+    reports.close()
+
+
+def test_metric_without_a_number_is_noticed() -> None:
+    patterns = {"f1": r"f1 (\S+)", "acc": r"acc (\S+)", "auc": r"auc (\S+)"}
+    reports = ReportReader(Script("train.py", loss=r"loss (\S+)", metrics=patterns))
+    for line in ("f1 0.5", "loss 1", "acc 50%", "loss 2"):
+        reports.take_line(line)
+    assert "--metric acc and auc has read no number" in reports.find_warning(2, is_whole=True)
+    assert reports.find_warning(2, is_whole=False) == "", "it may print them at its end"
     reports.close()
 
 
@@ -386,7 +396,7 @@ def test_loss_that_seems_to_be_a_score_is_warned_about(line: str, score: str) ->
     reports = ReportReader(Script("train.py", loss=r"(89\.656)"))
     reports.take_line(line)
     assert [report.loss for report in reports.take_new_reports()] == [89.656]
-    warning = reports.find_warning(1, saves=False)
+    warning = reports.find_warning(1, is_whole=False)
     told = f"--loss has matched {score!r}, and the lowest is the best. "
     assert warning.startswith(told) if score else warning == ""
     reports.close()

@@ -328,3 +328,6 @@ def test_leader_warns_once_if_checkpoints_cannot_be_written(
     warning = capsys.readouterr().err
     assert warning.startswith("warning: trial 0: its checkpoint cannot be saved: ")
     assert warning.count("\n") == 1
+    confirmation = replace(attempt.assignment, confirms=5)
+    harness.leader.warn_once(confirmation, "it is slow")
+    assert capsys.readouterr().err == "warning: trial confirm-0: it is slow\n"

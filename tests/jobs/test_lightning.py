@@ -76,7 +76,9 @@ def test_lightning_failure_in_a_fit_fails_one_evaluation(mpi: Mpi, tmp_path: Pat
         ),
         "devices": r"rank \d, lit\.py:\d+: ValueError: devices must be omitted, got 2\. .*",
         "fabric": r"rank \d, lit\.py:\d+: ValueError: num_nodes must be omitted, got 2\. .*",
-        "sleeps": r"timeout: no loss within --evaluation-timeout; rank 0 was at lit\.py:\d+, .*",
+        "sleeps": (
+            r"timeout: not finished within --evaluation-timeout; rank 0 was at lit\.py:\d+, .*"
+        ),
     }
     ways = ",".join([*reasons, "none"])
     limits = ["--evaluation-timeout", 8, "--collective-timeout", 4]

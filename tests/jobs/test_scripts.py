@@ -77,7 +77,7 @@ FAILURES = {
     "backward": WAITED,
     "differ": (
         r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over "
-        r"all ranks, or on one rank only"
+        r"all ranks, or on one rank only. If each rank trains alone, use --ranks-per-worker 1"
     ),
 }
 

@@ -240,6 +240,19 @@ def test_failure_region_is_a_range_of_choices_that_are_numbers() -> None:
     assert (region.conditions, len(region.failed), region.ended) == (["batch >= 128"], 24, 24)
 
 
+def test_failure_region_of_one_number_is_one_condition() -> None:
+    space = SearchSpace(depth=Int(1, 3), act=Categorical("a", "b"))
+    drawn = [
+        make_ended(trial, 1.0, params={"depth": trial % 3 + 1, "act": "ab"[trial % 2]})
+        for trial in range(60)
+    ]
+    ended = fail_where(drawn, lambda p: p["depth"] == 2)
+    failed = [evaluation for evaluation in ended if evaluation.state == "failed"]
+    region = find_failure_region(ended, space.make_distributions(), failed)
+    assert region is not None
+    assert (region.conditions, len(region.failed), region.ended) == (["depth = 2"], 20, 20)
+
+
 def test_failure_region_counts_promoted_evaluations_once() -> None:
     """An evaluation that was promoted and then failed is one failure, not also a success."""
     ended = [make_ended(trial, 1.0, params={"lr": 0.01 * (1 + trial)}) for trial in range(60)]
@@ -496,7 +509,7 @@ def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
     )
     assert advice.evidence == (
         "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as "
-        "good within 0.01, one standard deviation between seeds."
+        "good within 0.01, the standard deviation of trial 0 between seeds."
     )
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [space_losses(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
@@ -511,7 +524,8 @@ def test_advice_names_the_cheapest_only_of_trials_within_bounds() -> None:
     assert advice is not None
     assert advice.text == "Take the cheapest of trials 0 and 1."
     assert (
-        "as good as the best within 0.13, one standard deviation between seeds" in advice.evidence
+        "as good as the best within 0.13, the standard deviation of trial 0 between seeds"
+        in advice.evidence
     )
     assert advice.command == ""
 

@@ -355,6 +355,16 @@ def test_summary_of_run_without_success_has_no_best(tmp_path: Path) -> None:
     assert (summary.best, summary.islands) == (None, {1: []})
 
 
+def test_busy_fraction_counts_interrupted_evaluations() -> None:
+    evaluations = [
+        make_evaluation(0, started=100.0, ended=110.0, seconds=10.0),
+        make_evaluation(1, "interrupted", started=110.0, ended=150.0, seconds=40.0),
+        make_evaluation(2, "interrupted", started=100.0, ended=900.0, seconds=math.nan),
+    ]
+    assert compute_busy_fraction(evaluations, workers=2, since=90.0) == pytest.approx(50 / 100)
+    assert compute_busy_fraction(evaluations[1:], workers=2, since=90.0) == pytest.approx(0.5)
+
+
 def test_busy_fraction_ignores_earlier_sessions() -> None:
     evaluations = [
         make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # Ran in an earlier session.

@@ -55,8 +55,10 @@ def test_comparison_does_not_choose_by_luck() -> None:
     text = " ".join(format_comparison({"a": lucky, "b": other}).split())
     assert "The mean losses of a and b may be equal" in text
     text = " ".join(format_comparison({"a": lucky, "b": make_summary(0.2, [0.3])}).split())
-    assert "confirm the best of b with other seeds" in text
+    assert "confirm the best of b with other seeds: --resume --confirm-seeds 5." in text
     assert "better" not in text
+    equal = make_summary(0.2, [0.3, 0.3, 0.3])
+    assert "The mean losses of a and b may be equal" in format_comparison({"a": lucky, "b": equal})
 
 
 def test_comparison_tells_what_makes_losses_different() -> None:
@@ -82,6 +84,10 @@ def test_comparison_tells_what_makes_losses_different() -> None:
     assert "a and b differ in the program (cnn.py and mlp.py)" in text
     assert "Only one of a and b has cnn and mlp." in text
     assert "other values" not in text
+    several = {"names": ["loss", "size"], "maximized": []}
+    scores = make_summary(0.1, objectives=several)
+    text = format_comparison({"a": make_summary(0.1), "b": scores})
+    assert text.endswith("a and b differ in their objectives: their losses cannot be compared.")
     none = replace(make_summary(0.1), evaluations=[])
     text = format_comparison({"a": make_summary(0.1), "b": none})
     assert "a and b: b has no complete evaluation." in text

@@ -126,7 +126,7 @@ def test_working_time_excludes_pauses() -> None:
     working_time = WorkingTime(
         [
             *done,
-            make_evaluation(3, "interrupted", started=3.0, ended=99.0),
+            make_evaluation(3, "interrupted", started=3.0, ended=99.0, seconds=math.nan),
             make_evaluation(120, "running"),
         ],
         125.0,
