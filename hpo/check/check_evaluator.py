@@ -32,7 +32,7 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.study_client import StudyClient
 from hpo.store.study_writer import StudyWriter
-from hpo.store.weights import BestWeights, read_weights_info
+from hpo.store.weights import BestWeights, read_weights
 
 MAX_LOSSES = 3
 
@@ -192,7 +192,7 @@ class CheckEvaluator:
     def form_worker(self, comm: SleepingComm) -> RankGroup:
         """Make the ranks of `comm` one worker. Collective: call on all of them."""
         self.watch.join_worker(comm, self.worker, self.patience)
-        return RankGroup(comm, self.ready.host, self.worker, self.patience, self.ready.slot)
+        return RankGroup(comm, self.ready.place, self.worker, self.patience, self.ready.slot)
 
     def evaluate(
         self,
@@ -272,7 +272,7 @@ class CheckEvaluator:
         """
         has_test = self.ready.problem.file.has_test
         path = self._run_dir.best_weights
-        info = read_weights_info(path)
+        info = read_weights(path, with_tensors=False)
         if info is None:
             return WeightsTest(has_test)
         if not has_test:

@@ -91,7 +91,7 @@ def _collect_facts(
     """Return all facts on the first rank, unless the job is stopping. Collective."""
     world = job.world
     own = RankFacts(
-        **vars(ready.host.place),
+        **vars(ready.place),
         cores=tuple(list_usable_cores()),
         host_cores=os.cpu_count() or 1,
         threads_per_core=count_threads_per_core(),

@@ -174,51 +174,42 @@ class RankPlace:
         return ", ".join([self.host_name, *(f"GPU {gpu_id}" for gpu_id in self.gpus.own_ids)])
 
 
-class Host:
-    """The host of this rank, and this rank's GPUs. Collective: create it on all ranks of a host.
+def find_place(comm: SleepingComm, rank: int, slot: TrainerSlot) -> tuple[RankPlace, str]:
+    """Return the place of this rank, and why its GPUs cannot be used; empty if they can.
 
-    Attributes:
-        number: Number of the host: the same on all its ranks, and different on other hosts.
-        gpus: GPUs of this rank; empty until `find_gpus` is called.
-        problem: Why this host's GPUs cannot be used; empty if they can, or if there are none.
+    A trainer is asked for the visible GPUs. A process that has asked the driver is not safe to
+    fork, so neither this rank nor the template asks. Collective: call on all ranks of a host.
+
+    Args:
+        comm: The ranks of the host.
+        rank: The rank of this process in the job.
     """
+    number: int = comm.bcast(rank)
+    trainer = slot.fork_other()
+    found = trainer.ask("devices", "devices")
+    trainer.discard()
+    trainer.wait_for_exit()  # A CUDA context would take GPU memory.
+    content: Mapping[str, Any] = {} if isinstance(found, TrainerEnd) else found.content
+    problem = found.text if isinstance(found, TrainerEnd) else content["problem"]
+    of_ranks: list[tuple[str, ...]] = comm.allgather(tuple(content.get("ids", ())))
+    gpus = _share_gpus(of_ranks, comm.rank, content) if of_ranks[comm.rank] else Gpus()
+    return RankPlace(number, socket.gethostname(), gpus), problem
 
-    def __init__(self, comm: SleepingComm, rank: int) -> None:
-        self.number: int = comm.bcast(rank)
-        self.gpus = Gpus()
-        self.problem = ""
-        self._comm = comm
 
-    @property
-    def place(self) -> RankPlace:
-        """The host and the GPUs of this rank."""
-        return RankPlace(self.number, socket.gethostname(), self.gpus)
+def _share_gpus(of_ranks: Sequence[tuple[str, ...]], rank: int, content: Mapping[str, Any]) -> Gpus:
+    """Return a rank's share of the GPUs that the ranks of its host see.
 
-    def find_gpus(self, slot: TrainerSlot) -> None:
-        """Ask a trainer for the visible GPUs, and set `gpus` to this rank's share.
-
-        A process that has asked the driver is not safe to fork, so neither this rank nor the
-        template asks.
-        Collective: call on all ranks of the host.
-        """
-        trainer = slot.fork_other()
-        found = trainer.ask("devices", "devices")
-        trainer.discard()
-        trainer.wait_for_exit()  # A CUDA context would take GPU memory.
-        content: Mapping[str, Any] = {} if isinstance(found, TrainerEnd) else found.content
-        self.problem = found.text if isinstance(found, TrainerEnd) else content["problem"]
-        seen = tuple(content.get("ids", ()))
-        of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
-        if not seen:
-            return
-        own = tuple(assign_gpus(of_ranks, self._comm.rank))
-        users = 0  # ranks that compute on the first GPU of this rank
-        for rank, ids in enumerate(of_ranks):
-            if ids:
-                users += seen[own[0]] in [ids[number] for number in assign_gpus(of_ranks, rank)]
-        names = tuple(content["names"])
-        variables = tuple(content["variables"])
-        self.gpus = Gpus(seen, own, names, content["backend"], variables, is_shared=users > 1)
+    `content` describes those that the rank itself sees, at least one.
+    """
+    seen = of_ranks[rank]
+    own = tuple(assign_gpus(of_ranks, rank))
+    users = 0  # ranks that compute on the first GPU of this rank
+    for other, ids in enumerate(of_ranks):
+        if ids:
+            users += seen[own[0]] in [ids[number] for number in assign_gpus(of_ranks, other)]
+    names = tuple(content["names"])
+    variables = tuple(content["variables"])
+    return Gpus(seen, own, names, content["backend"], variables, is_shared=users > 1)
 
 
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from hpo.evaluation.host import Host, RankPlace, choose_backend, make_gpu_variables, see_same_gpus
+from hpo.evaluation.host import RankPlace, choose_backend, make_gpu_variables, see_same_gpus
 from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
 from hpo.process.linux import identify_pid_namespace
 from hpo.process.messages import GroupTicket
@@ -28,6 +28,7 @@ class RankGroup:
     """The ranks of a worker. Collective: create it on all of them.
 
     Args:
+        place: The host and the GPUs of this rank.
         index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
 
@@ -40,7 +41,7 @@ class RankGroup:
     """
 
     def __init__(
-        self, comm: SleepingComm, host: Host, index: int, patience: float, slot: TrainerSlot
+        self, comm: SleepingComm, place: RankPlace, index: int, patience: float, slot: TrainerSlot
     ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
@@ -50,16 +51,16 @@ class RankGroup:
         self.slot = slot
         self.compares_collectives = False
         self._group_name = ""  # name of the trainers' process group
-        self._places: list[RankPlace] = comm.allgather(host.place)
-        hosts = [place.host for place in self._places]
+        self._places: list[RankPlace] = comm.allgather(place)
+        hosts = [peer.host for peer in self._places]
         self._is_on_one_host = len(set(hosts)) == 1
         namespaces = comm.allgather(identify_pid_namespace())
         self._has_shared_files = self._is_on_one_host and len(set(namespaces)) == 1
-        self.backend = choose_backend([place.gpus for place in self._places])
-        peer_gpus = [place.gpus for place in self._places if place.host == host.number]
-        local_rank = hosts[: self.rank].count(host.number)
+        self.backend = choose_backend([peer.gpus for peer in self._places])
+        peer_gpus = [peer.gpus for peer in self._places if peer.host == place.host]
+        local_rank = hosts[: self.rank].count(place.host)
         self._gpu_variables, self._devices = make_gpu_variables(peer_gpus, local_rank, os.environ)
-        self.has_own_gpu = bool(self._devices) and not host.gpus.is_shared
+        self.has_own_gpu = bool(self._devices) and not place.gpus.is_shared
         # Through which the trainers of one host connect; open on the leader.
         self._rendezvous_file = -1
         self._listener: socket.socket | None = None  # at the port of torch's store, on the leader

@@ -22,10 +22,10 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir, write_json
 from hpo.store.weights import (
-    WeightsInfo,
+    Weights,
     find_weights,
     make_weights_path,
-    read_weights_info,
+    read_weights,
     read_weights_trial,
 )
 
@@ -93,7 +93,7 @@ class TrainedNetwork:
     """A network whose weights were saved in the file `path`, with their description."""
 
     path: Path
-    info: WeightsInfo
+    info: Weights
     trained_by: Evaluation
     """The evaluation that has trained the network, of the search or of a confirmation."""
 
@@ -122,7 +122,7 @@ def find_network(
     for path in filter(None, paths):
         info = None
         with suppress(UsageError):
-            info = read_weights_info(path)
+            info = read_weights(path, with_tensors=False)
         if info is None:
             continue
         trained_by = [chosen]

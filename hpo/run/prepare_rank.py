@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hpo.ranks.communicator import split_by_host
 from hpo.ranks.job import Job, run_on_all
 
 if TYPE_CHECKING:
-    from hpo.evaluation.host import Host
+    from hpo.evaluation.host import RankPlace
     from hpo.evaluation.template_client import TemplateClient
     from hpo.evaluation.trainer_client import TrainerSlot
     from hpo.run.request import RunRequest
@@ -31,7 +30,7 @@ class RankState:
     request: RunRequest | None
     """The run to start; None on all ranks except the first."""
     problem: Problem
-    host: Host
+    place: RankPlace
     slot: TrainerSlot
 
     @property
@@ -59,7 +58,7 @@ def prepare_rank(
         is_attended: Whether functions use the terminal of this rank, as in `hpo check` on one rank.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
-    from hpo.evaluation.host import Host, check_gpus, compute_thread_share
+    from hpo.evaluation.host import check_gpus, compute_thread_share, find_place
     from hpo.evaluation.template_client import share_template
     from hpo.evaluation.trainer_client import (
         ConstraintClient,
@@ -110,13 +109,12 @@ def prepare_rank(
             run_on_all(world, lambda: _prepare_data(problem, slot, template, is_later))
             if not is_first_of_template:
                 template.fetch_data()
-        host = Host(comm, world.rank)
-        host.find_gpus(slot)
-        seen = world.allgather((socket.gethostname(), len(host.gpus.visible), host.problem))
+        place, gpu_problem = find_place(comm, world.rank, slot)
+        seen = world.allgather((place.host_name, len(place.gpus.visible), gpu_problem))
         run_on_all(world, lambda: check_gpus(seen))
         gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
         gc.enable()
-        yield RankState(request, problem, host, slot)
+        yield RankState(request, problem, place, slot)
 
 
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:

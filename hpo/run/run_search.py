@@ -63,7 +63,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         )
         comm = world.split(index, world.rank)
         group = resources.enter_context(
-            RankGroup(comm, state.host, index, options.collective_timeout, state.slot)
+            RankGroup(comm, state.place, index, options.collective_timeout, state.slot)
         )
         leaders = world.split(int(leads), index)
         rank = SearchRank(
@@ -82,7 +82,7 @@ def _begin_session(
 
     The run directory is locked until `resources` is closed. Collective: call on all ranks.
     """
-    places = job.world.allgather(state.host.place)
+    places = job.world.allgather(state.place)
 
     def begin() -> FirstRank | None:
         if state.request is None:

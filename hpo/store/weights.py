@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -110,7 +110,7 @@ class ConfirmedWeights:
         """Return whether valid weights are missing, or have a higher loss."""
         path = self._find_path(trial)
         try:
-            kept = read_weights_info(path) if path else None
+            kept = read_weights(path, with_tensors=False) if path else None
         except UsageError:
             kept = None  # Damaged weights are replaced.
         if (
@@ -177,8 +177,8 @@ def find_weights(run_dir: RunDir, trial: int) -> Path | None:
 
 
 @dataclass(frozen=True)
-class WeightsInfo:
-    """Describe how stored weights were trained."""
+class Weights:
+    """Hold stored weights, and describe how they were trained."""
 
     trial: int
     """Trial of the search with these hyperparameters."""
@@ -188,38 +188,24 @@ class WeightsInfo:
     """Names of the tensors."""
     confirmation: int | None = None
     """Trial that trained them with another seed to confirm `trial`; None for the search itself."""
-
-
-@dataclass(frozen=True)
-class Weights(WeightsInfo):
-    """Hold stored weights, and describe how they were trained."""
-
     state: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors by name, for `load_state_dict`."""
+    """Tensors by name, for `load_state_dict`; empty if only the description was read."""
 
 
-def read_weights_info(path: Path) -> WeightsInfo | None:
-    """Return how stored weights were trained; None without a file, UsageError if damaged."""
-    return _read_file(path, "np")
+def read_weights(path: Path, with_tensors: bool = True) -> Weights | None:
+    """Load weights as torch tensors, or only their description. Return None without a file.
 
-
-def read_weights(path: Path) -> Weights | None:
-    """Load weights as torch tensors; None without a file, UsageError if it is damaged."""
-    return _read_file(path, "pt")
-
-
-def _read_file(path: Path, framework: Literal["np", "pt"]) -> Weights | None:
+    Raises UsageError if the file is damaged.
+    """
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework) as file:
+        with safe_open(path, "pt" if with_tensors else "np") as file:
             metadata = file.metadata()
             known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
             confirmation = json.loads(metadata.get("confirmation", "null"))
             names = list(file.keys())
-            state = {}
-            if framework == "pt":
-                state = {name: file.get_tensor(name) for name in names}
+            state = {name: file.get_tensor(name) for name in names if with_tensors}
             return Weights(**known, names=names, confirmation=confirmation, state=state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {format_error(error)}") from error

@@ -85,7 +85,7 @@ class ObjectiveRunner:
         self._interrupts = interrupts
         self._request = request
         rank = request.ticket.rank if request.ticket is not None else group.rank
-        self._offers = Offers(is_leader=rank == 0)
+        self._offers = Offers(rank == 0)
         self._objective_call = ObjectiveCall(search, request.params, self._offers)
         self._score = search.file.score
         self._is_over = False  # The objective must not continue.

@@ -56,32 +56,25 @@ class Copies:
             os.close(descriptor)
 
 
+@dataclass
 class Offers:
     """Holds the weights and states that an objective offers, until its next loss is answered.
 
     Only the trainer of the leader copies them. The other trainers help to gather tensors.
-
-    Attributes:
-        checkpoint: The checkpoint that the evaluation may resume from; None for a first start.
-        parent_checkpoint: The checkpoint of the parent; None without a parent.
-        has_loss: Whether the objective has reported a loss, in this process or before the
-            checkpoint that it has read.
     """
 
-    def __init__(
-        self,
-        is_leader: bool = True,
-        checkpoint: Checkpoint | None = None,
-        parent_checkpoint: Checkpoint | None = None,
-    ) -> None:
-        self._is_leader = is_leader
-        self.checkpoint = checkpoint
-        self.parent_checkpoint = parent_checkpoint
-        self.has_loss = False
-        self._has_resumed = False
-        self._has_loaded_parent = False
-        self._offered_weights: OfferedWeights | None = None
-        self._saved_state: StateParts | Callable[[], Any] | None = None
+    _is_leader: bool = True
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the evaluation may resume from; None for a first start."""
+    parent_checkpoint: Checkpoint | None = None
+    """The checkpoint of the parent; None without a parent."""
+    has_loss: bool = False
+    """Whether the objective has reported a loss, in this process or before the checkpoint that it
+    has read."""
+    _has_resumed: bool = False
+    _has_loaded_parent: bool = False
+    _offered_weights: OfferedWeights | None = None
+    _saved_state: StateParts | Callable[[], Any] | None = None
 
     # For the objective
 

@@ -27,7 +27,6 @@ from hpo.store.weights import (
     ConfirmedWeights,
     make_weights_draft_path,
     read_weights,
-    read_weights_info,
 )
 from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report
@@ -99,7 +98,9 @@ class Run:
 
         None if none are.
         """
-        info = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
+        info = read_weights(
+            self.files.confirmed_weights / f"{trial}.safetensors", with_tensors=False
+        )
         return info.confirmation if info else None
 
 

@@ -56,11 +56,8 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> TrainerSlot:
 
 def test_trainer_that_ends_after_the_agreement_is_not_replaced(slot: TrainerSlot) -> None:
     comm: Any = OneRank()
-    host: Any = SimpleNamespace(
-        number=0, place=RankPlace(0, "here", Gpus()), gpus=SimpleNamespace(is_shared=False)
-    )
     ended: set[int] = slot._template.ended  # type: ignore[attr-defined]
-    with RankGroup(comm, host, 0, 60.0, slot) as group:
+    with RankGroup(comm, RankPlace(0, "here", Gpus()), 0, 60.0, slot) as group:
         group.fork_ahead()
         ticket, _ = group.connect()
         assert (ticket is not None, group.trainer.process) == (True, 0)
