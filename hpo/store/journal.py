@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
 import re
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -122,71 +120,10 @@ _OPTIONAL_FIELDS: _Fields = {
 }
 
 
-_MIN_SLEEP = 0.001
-_MAX_SLEEP = 1.0
-
-
-class FileLock(JournalFileSymlinkLock):
-    """Lock a file by creating the symbolic link PATH.lock, as all programs that use Optuna do.
-
-    If the file has not changed for `stale_after` seconds, a waiting process removes the lock,
-    because its owner has probably crashed. The time in which the waiting process is suspended does
-    not count. Optuna's own lock counts this time, so ranks would remove each other's locks after a
-    suspension.
-    """
-
-    def __init__(self, path: Path, stale_after: float = math.inf) -> None:
-        super().__init__(str(path.absolute()))
-        self._path = path.absolute()
-        self._link = self._path.with_name(self._path.name + ".lock")
-        self._stale_after = stale_after
-
-    def acquire(self) -> bool:
-        """Wait for the lock, take it, and return True; raise OSError if it cannot be created."""
-        pause = _MIN_SLEEP
-        seen = -1.0
-        since = clock.now()
-        while True:
-            with suppress(FileExistsError):
-                self._link.symlink_to(self._path)
-                return True
-            if (mtime := self._read_mtime()) != seen:
-                seen = mtime
-                since = clock.now()
-            elif clock.now() - since > self._stale_after:
-                with suppress(RuntimeError):  # Another rank has removed the lock.
-                    self.release()
-            time.sleep(pause)
-            pause = min(2 * pause, _MAX_SLEEP)
-
-    def release(self) -> None:
-        """Release the lock. Raises RuntimeError if another process has removed it."""
-        mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
-        try:
-            # If several processes remove a stale lock, only one rename succeeds.
-            self._link.rename(mine)
-            mine.unlink()
-        except OSError as error:
-            raise RuntimeError(f"{self._link} was taken away") from error
-
-    def __enter__(self) -> FileLock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _read_mtime(self) -> float:
-        try:
-            return self._path.stat().st_mtime
-        except OSError:
-            return math.nan  # NaN never equals the time before.
-
-
 # Seconds after which the lock of another program is removed, since the program may have crashed. A
 # rank that is suspended for a shorter time keeps its lock. Without the lock, it would later write
 # lines that do not fit the file.
-_STALE_LOCK_SECONDS = 3600.0
+_STALE_LOCK_SECONDS = 3600
 
 # A writer releases the lock after this time without new entries, so that other programs can write.
 _REST_SECONDS = 0.2
@@ -212,11 +149,11 @@ class Journal(JournalFileBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
-        self._guard = FileLock(self._path, _STALE_LOCK_SECONDS)
+        self._guard = JournalFileSymlinkLock(str(self._path), _STALE_LOCK_SECONDS)
         super().__init__(str(self._path), self._guard)
-        self._written_sum = RunningChecksum()
         self._read_sum = RunningChecksum()
         self._lines_read = 0
+        self._unread: deque[dict[str, Any]] = deque()  # The last of these lines.
         self._group_commit: GroupCommit | None = None
 
     @contextmanager
@@ -226,23 +163,26 @@ class Journal(JournalFileBackend):
             self._group_commit = GroupCommit(self, file)
             try:
                 yield self._group_commit
+                self._group_commit.close()
             except BaseException:
                 with suppress(RunError):
                     self._group_commit.close()
+                # The file may lack lines that were added. So all are read again.
+                self._unread.clear()
                 raise
-            else:
-                self._group_commit.close()
             finally:
                 self._group_commit = None
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         """Yield all entries but the first `log_number_from`; raise RunError for a damaged file."""
-        if self._group_commit is not None:
-            yield from self._group_commit.take_entries()
-            return
-        if log_number_from != self._lines_read:
+        if log_number_from != self._lines_read - len(self._unread):
             self._read_sum = RunningChecksum()
             self._lines_read = 0
+            self._unread.clear()
+        while self._unread:
+            yield self._unread.popleft()
+        if self._group_commit is not None:
+            return
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size
@@ -284,9 +224,8 @@ class Journal(JournalFileBackend):
         if self._group_commit is not None:
             self._group_commit.add(logs)
             return
-        with self._convert_write_errors(), self._guard, _open_file(self._path) as file:
-            end = _cut_torn_line(file)
-            _write_durably(file, self._seal_entries(logs, file, end), end)
+        with self._convert_write_errors(), self.batch_writes() as commit:
+            commit.add(logs)
 
     @contextmanager
     def _convert_write_errors(self) -> Iterator[None]:
@@ -305,21 +244,6 @@ class Journal(JournalFileBackend):
                 "with --resume"
             ) from error
 
-    def _seal_entries(self, logs: list[dict[str, Any]], file: FileIO, end: int) -> bytes:
-        """Return entries as lines with checksums, to be appended at the offset `end`."""
-        if end < self._written_sum.offset:
-            self._written_sum = RunningChecksum()
-        file.seek(self._written_sum.offset)
-        while chunk := file.read(end - self._written_sum.offset):
-            self._written_sum.add(chunk)
-        ahead = copy.copy(self._written_sum)
-        lines = b""
-        for log in logs:
-            line = ahead.format_line(log)
-            ahead.add(line)
-            lines += line
-        return lines
-
 
 class GroupCommit:
     """Collect entries of a journal, and write them together with one flush.
@@ -335,7 +259,6 @@ class GroupCommit:
         self._file = file
         self._initial_status = os.fstat(file.fileno())
         self._lines = b""
-        self._unread: deque[dict[str, Any]] = deque()
         self._has_lock = False
         self._end_offset = 0  # End of the file while the lock is held.
         self._added_at = self._locked_at = 0.0
@@ -352,13 +275,8 @@ class GroupCommit:
             self._lines += line
             # Parsed from the line, so that this process reads the same values as all other readers
             # of the file.
-            self._unread.append(json.loads(line))
+            self._journal._unread.append(json.loads(line))
         self._added_at = clock.now()
-
-    def take_entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries that any process has added since the previous call."""
-        while self._unread:
-            yield self._unread.popleft()
 
     def commit(self) -> bool:
         """Write all entries since the previous commit durably; return if there were any."""
@@ -399,7 +317,7 @@ class GroupCommit:
                 self._end_offset - journal._read_sum.offset,
                 journal._read_sum.offset,
             )
-        self._unread += journal._parse_lines(
+        journal._unread += journal._parse_lines(
             foreign_lines.splitlines(keepends=True), self._end_offset
         )
 

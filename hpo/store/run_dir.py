@@ -193,7 +193,7 @@ class RunDir:
     def remove_stale_files(self) -> None:
         """Remove files that a killed run has left: locks of the journal, and drafts of weights.
 
-        Such a lock would block all writers for up to an hour, until `FileLock` treats it as stale.
+        Such a lock would block all writers for up to an hour, until the journal treats it as stale.
         """
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
