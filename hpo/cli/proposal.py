@@ -83,7 +83,7 @@ def propose_search(path: Path) -> str:
     tune, such as the learning rate and the batch size. All other options are in comments.
     """
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(path.read_bytes(), str(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:

@@ -66,7 +66,7 @@ class _PrintedLoss:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a program is when it prints a loss, as the text before the loss shows."""
+    """The epoch and the batch of a program that prints a loss, as the text before it shows."""
 
     shown: str
     """The end of the text, with the loss."""
@@ -79,7 +79,7 @@ class _Place:
     """What the counter counts to; 0 without a counter."""
 
     def follows_in_epoch(self, before: _Place) -> bool:
-        """Return whether both places seem to be in one epoch, since a counter goes on."""
+        """Return whether both places seem to be in one epoch: it is named, or a counter rises."""
         if self.epoch and self.epoch == before.epoch:
             return True
         is_same = (self.name, self.total) == (before.name, before.total)
