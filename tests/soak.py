@@ -73,7 +73,8 @@ def main() -> None:
         )
         print(
             "12 evaluations of 80 epochs, each of 0.2 s, on 2 workers, saved every second: "
-            f"{survival.kills} kills; all losses are those of a run that was not killed; "
+            f"{survival.kills} kills; {survival.given_up} evaluations given up, after three kills "
+            "before any progress; all losses are those of a run that was not killed; "
             f"{survival.again} epochs trained again, "
             f"{0.2 * survival.again / 2 / max(1, survival.kills):.2f} s of each worker for a "
             "kill\n",
