@@ -54,7 +54,7 @@ _SECONDS_TO_COUNT = 60.0
 _NICENESS_OF_TRACKERS = 5  # A tracker may share a core with a rank, which has priority.
 _SECONDS_FOR_TRACKERS = 120.0
 _SECONDS_FOR_IDLE_TRACKERS = 10.0
-_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 7 s.
+_SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 20 s.
 
 
 class FirstRank:
