@@ -35,6 +35,7 @@ _PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 _FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 _LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
 _DECADE = 10
+_BOOLEAN_ACTION = "BooleanOptionalAction"  # of argparse
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
         choices = list(choices) if isinstance(choices, (list, tuple)) else []
         annotation = given.get("type")
         kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
-        is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
+        action = ast.unparse(given["action"]).strip("'") if "action" in given else ""
+        is_switch = action in ("store_true", "store_false") or action.endswith(_BOOLEAN_ACTION)
         is_optional = _evaluate_literal(given.get("nargs")) in ("?", "*")
         is_required = _evaluate_literal(given.get("required")) is True
         if not flags[0].startswith("-"):

@@ -400,7 +400,10 @@ def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
     evaluation = details.evaluation
     if math.isfinite(evaluation.started):
         yield "started", format_date(evaluation.started)
-    if math.isfinite(evaluation.ended):
+    if evaluation.state == INTERRUPTED and math.isnan(evaluation.seconds):
+        found = format_date(evaluation.ended)
+        yield "ended", f"when its job was killed; found at the resume, {found}"
+    elif math.isfinite(evaluation.ended):
         text = format_date(evaluation.ended)
         if evaluation.has_ended:
             text += f", after {format_duration(evaluation.seconds)}"

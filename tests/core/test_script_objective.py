@@ -458,6 +458,7 @@ def test_init_proposes_eight_of_many_options(tmp_path: Path, hpo: Hpo) -> None:
     options = [f"p.add_argument('--{name}', choices=[1, 2])" for name in names]
     options += ["p.add_argument('--out', required=True)", "p.add_argument('rest', nargs='*')"]
     options += ["p.add_argument('--no-accel', action='store_true')"]
+    options += ["p.add_argument('--bn', action=argparse.BooleanOptionalAction)"]
     code = "import argparse\np = argparse.ArgumentParser()\n" + "\n".join(options)
     for printed_loss in (
         "'Test loss: %.4f' % x",
@@ -472,7 +473,7 @@ def test_init_proposes_eight_of_many_options(tmp_path: Path, hpo: Hpo) -> None:
         assert list(found["space"].parameters) == [*"abcde", "lr", "weight_decay", "opt"]
         assert found["objective"].command[1:3] == ("--out", "OUT")
         assert "# Replace OUT by a value.\n" in printed
-        assert "# Add flags=['no-accel'] if" in printed
+        assert "# Add flags=['no-accel', 'bn'] if" in printed
         pattern = found["objective"].loss
         assert re.findall(pattern, "epoch 1 Test loss: 0.5000") == ["0.5000"]
 

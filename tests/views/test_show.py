@@ -210,7 +210,7 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
     with session.run_dir.hold_lock():
         code = "import sys; from hpo.cli import main; "
         code += f"sys.argv = ['hpo', 'show', {str(tmp_path / 'run')!r}"
-        running, waiting = (
+        running, killed, waiting = (
             subprocess.run(
                 [sys.executable, "-c", f"{code}, '{trial}']; main()"],
                 cwd=ROOT,
@@ -219,8 +219,9 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
                 timeout=scale(60),
                 check=True,
             ).stdout
-            for trial in (0, 2)
+            for trial in (0, 1, 2)
         )
+    assert parse_facts(killed)["ended"].startswith("when its job was killed; found at the resume, ")
     assert running.splitlines()[0].endswith(": running")
     assert re.fullmatch(r"not yet, after \d+\.\d s", parse_facts(running)["ended"])
     assert "    1  4       2  3.5     3  3.333" in running.splitlines()
