@@ -48,20 +48,14 @@ class SearchDescription:
     has_test: bool = False
     script: Script | None = None
     """The program that is the objective, if it is not a function."""
-    ask: AskTemplate | None = field(default=None, repr=False, compare=False)
-    """Sends requests to the template that has imported the file; None without a template."""
 
     @classmethod
     def from_data(
-        cls,
-        data: Mapping[str, Any],
-        ask: AskTemplate | None = None,
-        constraints: ConstraintSet | None = None,
+        cls, data: Mapping[str, Any], constraints: ConstraintSet | None = None
     ) -> SearchDescription:
         """Return the description that `data` represents. This is the inverse of `data`.
 
-        Without `ask`, settings can be neither checked nor bound. Without `constraints`, a space
-        with constraints cannot be sampled.
+        Without `constraints`, a space with constraints cannot be sampled.
         """
         objectives = {name: tuple(names) for name, names in data["objectives"].items()}
         return cls(
@@ -74,7 +68,6 @@ class SearchDescription:
             has_prepare=data["has_prepare"],
             has_test=data["has_test"],
             script=Script.from_data(data["script"]) if data["script"] is not None else None,
-            ask=ask,
         )
 
     @property
@@ -84,7 +77,6 @@ class SearchDescription:
             "path": str(self.path),
             "location": str(self.location),
             "source": base64.b64encode(self.source).decode("ascii"),
-            "sha256": self.sha256,
             "space": dump_space(self.space),
             "objectives": {
                 name: list(names) for name, names in dataclasses.asdict(self.objectives).items()
@@ -100,20 +92,6 @@ class SearchDescription:
         """The SHA-256 hash of `source`, the imported content of the search file, in hexadecimal."""
         return hashlib.sha256(self.source).hexdigest()
 
-    def check_setting(self, assignment: str) -> None:
-        """Raise a UsageError if a setting, given as NAME=VALUE, is not valid for this file."""
-        assert self.ask is not None
-        self.ask("check_setting", assignment=assignment)
-
-    def bind_settings(self, assignments: Sequence[str]) -> Problem:
-        """Return the problem: this search file with settings that are given as NAME=VALUE.
-
-        Raise a UsageError if a setting is not valid.
-        """
-        assert self.ask is not None
-        answer = self.ask("bind", assignments=list(assignments))
-        return Problem(self, answer["values"], tuple(assignments))
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -127,13 +105,10 @@ class Problem:
 
     @classmethod
     def from_data(
-        cls,
-        data: Mapping[str, Any],
-        ask: AskTemplate | None = None,
-        constraints: ConstraintSet | None = None,
+        cls, data: Mapping[str, Any], constraints: ConstraintSet | None = None
     ) -> Problem:
         """Return the problem that `data` represents, as `SearchDescription.from_data` does."""
-        file = SearchDescription.from_data(data["file"], ask, constraints)
+        file = SearchDescription.from_data(data["file"], constraints)
         return cls(file, data["values"], tuple(data["assignments"]))
 
     @property
@@ -187,7 +162,7 @@ def load_description(
     traceback.
     """
     content = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
-    return SearchDescription.from_data(ask("load", path=str(path), **content), ask, constraints)
+    return SearchDescription.from_data(ask("load", path=str(path), **content), constraints)
 
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:

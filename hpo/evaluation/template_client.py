@@ -117,9 +117,6 @@ class TemplateClient:
 
     Attributes:
         load_requests: Requests with which the template has loaded its file, for a replacement.
-        unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
-        skipped_packages: Packages of a script that trainers must import themselves, with the
-            reasons.
         crash_count: Number of crashes of the template.
         is_open: Whether the template is running, as far as this rank knows.
 
@@ -131,8 +128,6 @@ class TemplateClient:
         self._process = process
         self._channel = _connect_channel(address)
         self.load_requests: Sequence[tuple[str, Mapping[str, Any]]] = ()
-        self.unsafe_reason = ""
-        self.skipped_packages: dict[str, str] = {}
         self._data_descriptor = -1
         self._exit_statuses: dict[int, int] = {}
         self._crashed_at: float | None = None
@@ -149,11 +144,14 @@ class TemplateClient:
         Raises:
             UsageError: The search file has a mistake.
         """
-        answer = dict(self._ask_template(kind, **content).content)
-        if kind == "bind":
-            self.unsafe_reason = answer["unsafe"]
-            self.skipped_packages = answer["skipped"]
-        return answer
+        try:
+            self._channel.send(kind, **content)
+            return dict(self._receive_answer().content)
+        except ChannelClosed:
+            path = content.get("path", "the search file")
+            raise UsageError(
+                f"{path}: the process that imports it {self._describe_exit()}"
+            ) from None
 
     def keep_data(self, descriptor: int) -> None:
         """Give trainers the data of `prepare`, in a file that stays open for a new template."""
@@ -223,22 +221,12 @@ class TemplateClient:
         self.is_open = True
         try:
             for kind, content in self.load_requests:
-                self._ask_template(kind, **content)
+                self.ask(kind, **content)
             if self._data_descriptor >= 0:
                 self._channel.send("keep_data", [self._data_descriptor])
                 self._receive_answer()
         except (UsageError, ChannelClosed) as error:
             raise RunError(f"{failure}; its replacement fails: {error}") from error
-
-    def _ask_template(self, kind: str, **content: Any) -> Message:
-        try:
-            self._channel.send(kind, **content)
-            return self._receive_answer()
-        except ChannelClosed:
-            path = content.get("path", "the search file")
-            raise UsageError(
-                f"{path}: the process that imports it {self._describe_exit()}"
-            ) from None
 
     def _describe_exit(self) -> str:
         return self._process.describe_exit() if self._process else "has ended"

@@ -95,13 +95,9 @@ def prepare_rank(
         # The template of the first rank has already loaded the file for the request.
         is_later = is_first_of_template and request is None
         run_on_all(world, lambda: _load_search_file(template, problem, is_later))
-        if request:
-            reasons = dict(template.skipped_packages)
-            if template.unsafe_reason:
-                reasons = {"it": template.unsafe_reason, **reasons}
-            for package, danger in reasons.items():
-                text = f"when {package} is imported, {danger}: each trainer imports it"
-                print(f"{problem.file.path}: {text}", flush=True)
+        for package, danger in request.hazards.items() if request else ():
+            text = f"when {package} is imported, {danger}: each trainer imports it"
+            print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
             if request and shows_progress:
                 print("preparing data", flush=True)

@@ -49,6 +49,8 @@ class RunRequest:
     """The sets of hyperparameters in the file of --enqueue."""
     warm_start: WarmStart | None
     """The evaluations to import; None without --warm-start."""
+    hazards: Mapping[str, str]
+    """Why trainers must import a package of the search file themselves; "it" is the file itself."""
 
 
 def make_request(
@@ -67,14 +69,16 @@ def make_request(
     """
     file = load_description(options.search_space, ask, constraints, options.source)
     check_script(options, file)
-    before = _read_previous_manifest(options, file)
+    before = _read_previous_manifest(options, file, ask)
     for assignment in options.settings:
-        file.check_setting(assignment)
+        ask("check_setting", assignment=assignment)
     texts = dict(before.set) if before else {}
     for assignment in options.settings:
         name, _, text = assignment.partition("=")
         texts[name] = text
-    problem = file.bind_settings([f"{name}={text}" for name, text in texts.items()])
+    assignments = [f"{name}={text}" for name, text in texts.items()]
+    bound = ask("bind", assignments=assignments)
+    problem = Problem(file, bound["values"], tuple(assignments))
     check_space(options.propagators, file.space)
     check_objectives(options.propagators, file.objectives)
     if options.pbt:
@@ -104,10 +108,13 @@ def make_request(
         prior_params=priors,
         enqueued=enqueued,
         warm_start=warm_start,
+        hazards={**({"it": bound["unsafe"]} if bound["unsafe"] else {}), **bound["skipped"]},
     )
 
 
-def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
+def _read_previous_manifest(
+    options: Options, file: SearchDescription, ask: AskTemplate
+) -> Manifest | None:
     """Return the manifest of the run to resume; UsageError if it does not fit the file."""
     if not options.resume or options.run_dir is None:
         return None
@@ -124,7 +131,7 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
                 f"was {before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in "
                 f"{file.path}"
             )
-    _check_settings(manifest, options, file, run_dir)
+    _check_settings(manifest, options, file, run_dir, ask)
     if manifest.objectives != file.objectives:
         names_before = ", ".join(manifest.objectives.describe())
         names_now = ", ".join(file.objectives.describe())
@@ -137,14 +144,18 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
 
 
 def _check_settings(
-    manifest: Manifest, options: Options, file: SearchDescription, run_dir: RunDir
+    manifest: Manifest,
+    options: Options,
+    file: SearchDescription,
+    run_dir: RunDir,
+    ask: AskTemplate,
 ) -> None:
     """Raise a UsageError if the search file no longer accepts a setting of an earlier session."""
     given_again = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
         for name, text in manifest.set.items():
             if name not in given_again:
-                file.check_setting(f"{name}={text}")
+                ask("check_setting", assignment=f"{name}={text}")
     except UsageError as error:
         raise UsageError(
             f"--resume: {error}. The setting was given in an earlier session: change it in 'set' "

@@ -48,7 +48,7 @@ class InProcessTemplate:
         assert self.search is not None
         if kind == "bind":
             values = self.search.bind_settings(content["assignments"]).values
-            return {"values": send_through_json(values)}
+            return {"values": send_through_json(values), "unsafe": "", "skipped": {}}
         assert kind == "check_setting"
         self.search.check_setting(content["assignment"])
         return {}
@@ -74,7 +74,10 @@ def describe_search_file(path: Path) -> SearchDescription:
 
 def load_problem(path: Path, *assignments: str) -> Problem:
     """Load a search file, and return the problem with settings that are given as NAME=VALUE."""
-    return describe_search_file(path).bind_settings(assignments)
+    template = InProcessTemplate()
+    file = template.load(path)
+    values = template.ask("bind", assignments=list(assignments))["values"]
+    return Problem(file, values, assignments)
 
 
 def make_run_test(search: BoundSearch) -> RunTest:

@@ -85,7 +85,7 @@ def test_wrong_setting_raises_with_allowed_values(
         search.bind_settings([assignment])
     assert message in str(raised.value)
     with pytest.raises(UsageError) as of_rank:
-        describe_search_file(search.path).bind_settings([assignment])
+        load_problem(search.path, assignment)
     assert str(of_rank.value) == str(raised.value)
 
 
@@ -96,7 +96,7 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
     assert search.bind_settings([]).settings is None
     bound = search.bind_settings([])
     assert bound.file.objective({}, None, *bound.copy_settings()) == 1.0  # type: ignore[operator]
-    assert describe_search_file(search.path).bind_settings([]).setting_values == {}
+    assert load_problem(search.path).setting_values == {}
     with pytest.raises(UsageError, match="has no Settings"):
         search.bind_settings(["epochs=3"])
 
@@ -278,18 +278,16 @@ def test_description_has_all_that_a_rank_needs(
     assert file.space.describe() == {"x": "Float(0.0, 1.0)"}
     assert file.objectives == Objectives(("loss", "size", "speed"), ("speed",))
     assert (file.has_settings, file.has_prepare, file.has_test) == (True, True, True)
-    file.check_setting("epochs=5")
+    here.ask("check_setting", assignment="epochs=5")
     with pytest.raises(UsageError, match="no setting 'epoch'"):
-        file.check_setting("epoch=5")
-    problem = file.bind_settings(["epochs=5", "fast=yes"])
-    assert problem.setting_values == {
+        here.ask("check_setting", assignment="epoch=5")
+    assert here.ask("bind", assignments=["epochs=5", "fast=yes"])["values"] == {
         "epochs": 5,
         "rate": 0.5,
         "fast": True,
         "name": "n",
         "sizes": "()",
     }
-    assert problem.assignments == ("epochs=5", "fast=yes")
     assert here.requests == ["load", "check_setting", "check_setting", "bind"]
 
 
@@ -305,7 +303,7 @@ def test_description_and_problem_survive_their_data(tmp_path: Path) -> None:
     assert again.data == file.data
     assert again.space.describe() == file.space.describe()
     assert repr(again) == repr(file)
-    problem = file.bind_settings(["rate=2"])
+    problem = load_problem(file.path, "rate=2")
     copied = Problem.from_data(send_through_json(problem.data))
     assert (copied.data, copied.space.describe()) == (problem.data, problem.space.describe())
     assert (copied.setting_values, copied.assignments) == (problem.setting_values, ("rate=2",))
