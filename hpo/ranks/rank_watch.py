@@ -34,7 +34,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _POLL_SECONDS = 0.1
 _SECONDS_PER_CTRL_C = 1.0  # mpirun and the terminal may both deliver one Ctrl-C.
-# A stop takes up to 6 s, or 15 s with half a core. Schedulers kill a job 30 s after SIGTERM.
+# Hung trainers are killed after 5 s. With half a core, the rest has taken more than 2 s. Schedulers
+# kill a job 30 s after SIGTERM.
 _SECONDS_TO_STOP = 20.0
 _SECONDS_TO_SUMMARIZE = 2.5
 _MIN_SILENCE = 15.0
