@@ -402,13 +402,16 @@ def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
         lines = [
             f"only a part of {source} was imported. Give --warm-start again to import the rest"
         ]
-    known = [evaluation.params for evaluation in record.read_evaluations()]
+    recorded = record.read_evaluations()
+    known = [evaluation.params for evaluation in recorded]
     for params in request.enqueued:
         if params not in known:
             record.enqueue(params, space.make_distributions(), propagator="--enqueue")
     expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
     # Parameters without a prior may have any values.
     given = [*known, *request.enqueued]
-    if expected and not any(params.items() >= expected.items() for params in given):
+    is_known = any(params.items() >= expected.items() for params in given)
+    own = sum(not evaluation.imported_from for evaluation in recorded)
+    if expected and not is_known and own + len(request.enqueued) < manifest.budget:
         record.enqueue(request.prior_params, space.make_distributions(), propagator="priors")
     return lines

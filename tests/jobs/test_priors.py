@@ -56,6 +56,10 @@ def test_run_begins_with_priors_and_shows_agreement(mpi: Mpi, hpo: Hpo, tmp_path
     origins = [trial.user_attrs["propagator"] for trial in load_trials(tmp_path / "run")]
     assert origins[44:46] == ["--enqueue", "priors"], "The enqueued individuals come first."
     assert origins.count("priors") == 2, "A changed prior is evaluated, and an old one only once."
+    alone = [*arguments[:2], *given, "--evaluations", 1, "--run-dir", "alone"]
+    assert mpi.run(2, *alone, cwd=tmp_path).returncode == 0
+    (only,) = load_trials(tmp_path / "alone")
+    assert only.params["width"] == 9, "The budget has no place for the priors."
     status, printed, _ = hpo("top", tmp_path / "run")
     assert (status, re.search(r"\n +width +70 +medium ", printed) is not None) == (0, True)
 
