@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,18 @@ if TYPE_CHECKING:
     from hpo.layout import Layout
     from hpo.ranks.communicator import SleepingComm
 
+
+def _make_stand_in(name: str) -> ModuleType:
+    """Return a stand-in for a module, which is imported when an attribute of it is used."""
+    stand_in = ModuleType(name)
+    vars(stand_in)["__getattr__"] = lambda attribute: getattr(import_module(name), attribute)
+    return stand_in
+
+
 # Only unused parts of Propulate need these modules: its surrogates and its checks for duplicates.
 # Their import takes 0.8 s and 0.1 s of CPU time on every rank, and GPy may not be installed.
-_stand_ins = {name: ModuleType(name) for name in ("GPy", "deepdiff") if name not in sys.modules}
-sys.modules.update(_stand_ins)
+_absent = {"GPy", "deepdiff"} - sys.modules.keys()
+sys.modules.update({name: _make_stand_in(name) for name in _absent})
 
 from propulate import Individual as PropulateIndividual  # noqa: E402
 from propulate import (  # noqa: E402
@@ -50,7 +59,7 @@ from propulate.propagators import (  # noqa: E402
     StatelessPSO,
 )
 
-for _name in _stand_ins:
+for _name in _absent:
     del sys.modules[_name]
 
 __all__ = [

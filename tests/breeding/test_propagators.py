@@ -298,3 +298,6 @@ def test_examples_of_propulate_can_be_run() -> None:
     rng = random.Random(0)
     propagator = get_default_propagator(pop_size=4, limits=limits, rng=rng)
     assert math.isfinite(function(propagator([])))
+    from propulate.propulator import deepdiff
+
+    assert not deepdiff.DeepDiff({"x": 1}, {"x": 1}), "It checks for duplicates."
