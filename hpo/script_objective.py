@@ -179,7 +179,8 @@ class Script:
             name = flag.replace("-", "_")
             if name not in names:
                 raise ValueError(
-                    f"a flag must be one of the hyperparameters {', '.join(names)}, got {flag!r}"
+                    f"a flag must be one of the hyperparameters {', '.join(names)}, got {flag!r}. "
+                    f"Add {name} = Categorical(True, False) to the search space"
                 )
             choices = getattr(hyperparameters[name], "choices", ())
             is_boolean = choices and all(isinstance(choice, bool) for choice in choices)

@@ -461,10 +461,14 @@ def describe_program(outcomes: CheckOutcomes) -> Iterator[Finding]:
 
 
 def repeat_remarks(outcomes: CheckOutcomes) -> Iterator[Finding]:
-    """Show the warnings that a search would print."""
+    """Show the warnings that a search would print.
+
+    Ranks with different losses are wrong. A search would notice it before the evaluation ends.
+    """
     remarks = chain.from_iterable(outcome.remarks for outcome in outcomes.list_compared())
     for remark in dict.fromkeys(remarks):
-        yield look(f"{remark[0].upper()}{remark[1:]}")
+        level = wrong if remark.startswith("ranks ") else look
+        yield level(f"{remark[0].upper()}{remark[1:]}")
 
 
 def find_overwritten_files(outcomes: CheckOutcomes) -> Iterator[Finding]:

@@ -208,7 +208,10 @@ def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
         (
             "MiB per rank",
             [
-                " ".join(f"{trace.memory / _MEBIBYTE:.0f}" for trace in outcome.traces)
+                " ".join(
+                    f"{trace.memory / _MEBIBYTE:.0f}" if trace.memory else "?"
+                    for trace in outcome.traces
+                )
                 for outcome in outcomes
             ],
         ),

@@ -197,8 +197,9 @@ def _parse_command(
             from hpo.run.resolve_options import resolve_options
 
             options, layout = resolve_options(given, ranks)
+            # A directory without a given name gets a new one, which begins like this.
             folder = options.run_dir or RUNS_DIR / options.search_space.stem
-            RunDir(folder).check_usable(options.resume)
+            RunDir(folder).check_usable(options.resume or options.run_dir is None)
             return options, layout
         options = Options(**given)
         if name == "check":

@@ -31,6 +31,7 @@ _WAYS = {
     ),
     "HfArgumentParser": "--space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}",
 }
+_SEED_FLAG = re.compile(r"--(\w+[-_])?seed")
 _PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 _FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 _LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
@@ -71,6 +72,11 @@ class _Option:
         return not self.is_switch and self.flag != f"--{self.name}"
 
     @property
+    def is_seed(self) -> bool:
+        """Whether it takes the seed of an evaluation, so that it is not a hyperparameter."""
+        return bool(_SEED_FLAG.fullmatch(self.flag))
+
+    @property
     def example(self) -> list[str]:
         """Arguments that give it a value, which the user must replace."""
         value = self.name.upper()
@@ -90,16 +96,19 @@ def propose_search(path: Path) -> str:
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
     options = list({option.name: option for option in _find_options(tree)}.values())
-    if not any(option.flag.startswith("-") for option in options):
+    if not any(option.flag.startswith("-") and not option.is_seed for option in options):
         raise UsageError(_describe_missing_options(path, tree))
     proposed = {option.name: _make_parameter_code(option) for option in options}
     suitable = [option for option in options if proposed[option.name][1]]
     chosen = sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
     lines = []
     kinds = {"Script", "SearchSpace"}
-    required = [option for option in options if option.is_required and option not in chosen]
+    values = [option for option in options if option.is_required and not option.is_seed]
+    required = [option for option in values if option not in chosen]
     parts = [repr(str(path)), *(repr(word) for each in required for word in each.example)]
     for option in options:
+        if option.is_seed:
+            parts += [repr(option.flag), "'{seed}'"]
         code = proposed[option.name][0]
         if not code or option in required:
             continue
@@ -162,6 +171,8 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     default = option.default
     is_tuned = option.rank < _ALWAYS_TUNED
     if not option.flag.startswith("--"):  # A search replaces or appends options only.
+        return "", False
+    if option.is_seed:
         return "", False
     if option.is_switch:
         return "Categorical(True, False)", False

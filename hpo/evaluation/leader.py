@@ -292,7 +292,7 @@ class Leader:
         assignment = attempt.assignment
         verdict = attempt.verdict
         if attempt.is_test and verdict.state != State.STOPPED:
-            self._study.notify.end_test(assignment, verdict.failure)
+            self._study.notify.end_test(assignment, verdict.failure, seconds)
             return
         if verdict.state == State.STOPPED:
             self.commit_checkpoint(attempt)

@@ -64,7 +64,10 @@ class Program:
         where = f" in the Script of {self.search_file}" if self.search_file else ""
         if unparsed:
             name = script.pattern_name
-            failure = f"no loss was found: --{name} has matched {unparsed}, which is not a number"
+            failure = (
+                f"no loss was found: --{name} has matched {unparsed}, which is not a number; its "
+                r"group must match the number alone, such as (\d+\.?\d*)"
+            )
             return failure, f"another {name}={where}" if where else f"another --{name}"
         if script.maximize is None and (pattern := propose_loss_pattern(lines)):
             option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"

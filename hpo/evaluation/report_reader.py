@@ -19,7 +19,7 @@ from typing import Any
 
 from hpo.process.messages import Report
 from hpo.script_objective import SCORE, Script
-from hpo.text_format import format_list
+from hpo.text_format import cut_text, format_list
 
 # The end of the text before a number that is usually maximised, such as "Acc@1 ".
 _SCORE_NAME = re.compile(
@@ -119,7 +119,8 @@ class ReportReader:
         self._is_maximized = script.maximize is not None
         self._step = re.compile(script.step) if script.step is not None else None
         self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
-        self._unread_metrics = list(script.metrics)  # Those of which no number was read yet.
+        # The latest match of each metric of which no number was read yet.
+        self._unread_metrics = dict.fromkeys(script.metrics, "")
         self._file = os.memfd_create("hpo-metrics")
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         self._offset = 0
@@ -170,8 +171,12 @@ class ReportReader:
                 f"{self.epochs} epochs. If several belong to one epoch, {_ADVICE_ON_STEP}"
             )
         if self._uses_lines and self._unread_metrics and is_whole:
-            names = format_list(self._unread_metrics)
-            return f"--metric {names} has read no number from what the program printed"
+            matches = [f"{text!r} by {name}" for name, text in self._unread_metrics.items() if text]
+            matched = f"; it has matched {format_list(matches)}" if matches else ""
+            return (
+                f"--metric {format_list(self._unread_metrics)} has read no number from what the "
+                f"program printed{matched}"
+            )
         return self.cut_line if self._uses_lines else ""
 
     def _find_checkpoint_warning(self, number: int) -> str:
@@ -232,10 +237,7 @@ class ReportReader:
             self._epoch = step[1]
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
-                with suppress(ValueError, AttributeError):
-                    self._found_metrics[name] = _parse_number(match[1])
-                    if name in self._unread_metrics:
-                        self._unread_metrics.remove(name)
+                self._read_metric(name, match)
         if self._loss is None or self._uses_lines is False:
             return
         match = self._loss.search(text)
@@ -255,6 +257,14 @@ class ReportReader:
         self._compare_places(_find_place(text[: match.start(1)], match[1]))
         self._take_loss(_PrintedLoss(loss, self._found_metrics, self._take_drafts(stream)))
         self._found_metrics = {}
+
+    def _read_metric(self, name: str, match: re.Match[str]) -> None:
+        try:
+            self._found_metrics[name] = _parse_number(match[1])
+            self._unread_metrics.pop(name, None)
+        except (ValueError, AttributeError):
+            if name in self._unread_metrics:
+                self._unread_metrics[name] = cut_text(match[0], _MAX_SHOWN_CHARACTERS)
 
     def _compare_places(self, now: _Place) -> None:
         """Notice if this loss and the previous one seem to belong to one epoch."""

@@ -41,6 +41,7 @@ _MAX_NAME_LENGTH = 28
 
 # Share of a loss. Other seeds may easily swap two evaluations that are so close.
 _MAX_RELATIVE_GAP = 0.02
+_MIN_EQUAL = 4  # Losses of different individuals.
 _MIN_SEEDS = 3  # Seeds for each of the best.
 _MAX_SEEDS = 30
 
@@ -59,7 +60,7 @@ class Advice:
     """A recommendation for the next step after a run."""
 
     kind: str
-    """The kind of advice, which is worker, failures, confirm, bounds, epochs or idle."""
+    """The kind of advice, which is worker, failures, equal, confirm, bounds, epochs or idle."""
     text: str
     evidence: str
     command: str = ""
@@ -72,7 +73,7 @@ def find_advice(run: RunSnapshot) -> list[Advice]:
     found = [
         _advise_on_broken_workers(run),
         _advise_on_failures(run, region, is_of_one_reason) if region else None,
-        _advise_confirmation(run),
+        _advise_on_equal_losses(run) or _advise_confirmation(run),
         _advise_wider_space(run, region),
         _advise_more_epochs(run),
         _advise_on_idle_workers(run),
@@ -114,6 +115,20 @@ def _advise_on_failures(run: RunSnapshot, region: FailureRegion, is_of_one_reaso
         f"{count} of {region.all_failed} failures{of_reason} have {conditions}, and {count} of the "
         f"{region.ended} evaluations there failed{for_it}. The latest failure there is {reason}.",
         make_show_command(run.run_dir, latest.label),
+    )
+
+
+def _advise_on_equal_losses(run: RunSnapshot) -> Advice | None:
+    """Advise to check the objective if hyperparameters have no effect on the loss."""
+    losses = [evaluation.loss for evaluation in run.rank_complete()]
+    if len(losses) < _MIN_EQUAL or losses[0] != losses[-1]:
+        return None
+    return Advice(
+        "equal",
+        "Check that the training uses its hyperparameters. A script may read others, or ignore "
+        "its arguments.",
+        f"All {len(losses)} losses are {format_number(losses[0])}, so they do not depend on the "
+        "hyperparameters.",
     )
 
 
@@ -160,8 +175,10 @@ def _advise_first_confirmation(run: RunSnapshot) -> Advice | None:
         f"The losses of trials {best[0].trial} and {best[1].trial} {differ}, and each was trained "
         "once, with one seed."
     )
-    if run.lacks_seed:
+    if run.manifest.lacks_seed:
         evidence += " The script must take the seed, as --seed or by another option."
+        if not run.has_space_in_command:
+            evidence += " Add '--seed', '{seed}' to the Script in the search file."
     return Advice(
         "confirm",
         "Train the best again with other seeds before you rely on the winner.",
@@ -258,7 +275,10 @@ def _advise_more_epochs(run: RunSnapshot) -> Advice | None:
     lowered = dict.fromkeys([format_percent(min(falls)), format_percent(max(falls))])
     command = ""
     epochs = run.manifest.settings.get("epochs")
-    if type(epochs) is int and epochs > 0 and "epochs" not in run.distributions:
+    sessions = run.manifest.sessions
+    is_kept = all(session.settings.get("epochs", epochs) == epochs for session in sessions)
+    is_searched = "epochs" in run.distributions
+    if type(epochs) is int and epochs > 0 and is_kept and not is_searched:
         command = run.format_new_command(epochs=2 * epochs)
     return Advice(
         "epochs",

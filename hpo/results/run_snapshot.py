@@ -105,12 +105,6 @@ class RunSnapshot:
         """Whether the run trains a script, so that the command line defines the search space."""
         return "--" in _split_words(self.manifest.command)
 
-    @property
-    def lacks_seed(self) -> bool:
-        """Whether the command of a script lacks the placeholder `{seed}`."""
-        words = _split_words(self.manifest.command)
-        return "--" in words and not any("{seed}" in word for word in words[words.index("--") :])
-
     def format_resume_command(self, *options: str) -> str:
         """Return the command that resumes the run with `options`; empty if it is too long.
 
@@ -127,11 +121,14 @@ class RunSnapshot:
         """Return the command that trains the best individuals again with other seeds.
 
         If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'`
-        are added. It is empty if the script has no such option.
+        are added. It is empty if the script has no such option, or if a search file has its
+        command.
         """
         command = self.format_resume_command("--confirm-seeds", str(seeds))
-        if not command or not self.lacks_seed:
+        if not command or not self.manifest.lacks_seed:
             return command
+        if not self.has_space_in_command:
+            return ""
         words = _split_words(self.manifest.command)
         with suppress(OSError, IndexError):  # It may be a module, or a command.
             if "--seed" not in Path(words[words.index("--") + 1]).read_text(errors="replace"):
@@ -148,6 +145,7 @@ class RunSnapshot:
         for name, text in {**self.manifest.set, **settings}.items():
             words += ["--set", f"{name}={text}"]
         without = {name for name, option in RECORDED_OPTIONS.items() if option.name in options}
+        without.add("confirm_trials")  # A new run has other trials.
         if self.is_target_reached:
             without.add("target_loss")
         words += self._list_given_options(without)
@@ -176,7 +174,7 @@ class RunSnapshot:
             program = words[: 2 if words[:1] == ["hpo"] else 1]
             file = self._find_search_file(session)
             then = replace(then, search_space=file, command=shlex.join([*program, file]))
-        elif self.lacks_seed or evaluation.started < self._latest_start:
+        elif self.manifest.lacks_seed or evaluation.started < self._latest_start:
             return ""  # Earlier sessions may have had another command.
         label = format_label(evaluation.trial, evaluation.confirms is not None)
         return replace(self, manifest=then).format_new_command(

@@ -50,9 +50,7 @@ def read_enqueued(given: str, space: SearchSpace, seed: int) -> list[dict[str, V
         raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:
         example = json.dumps([space.draw(random.Random(0))])
-        raise UsageError(
-            f"--enqueue {path}: the file must have a list of objects, such as {example}"
-        )
+        raise UsageError(f"--enqueue {path}: must have a list of objects, such as {example}")
     enqueued: list[dict[str, Value]] = []
     for number, entry in enumerate(entries, start=1):
         try:

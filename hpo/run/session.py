@@ -260,6 +260,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
     problem = request.problem
     before = request.previous
     options = request.options
+    script = problem.file.script
     warm_start = before.warm_start if before else None
     if request.warm_start is not None:
         warm_start = request.warm_start.source
@@ -281,6 +282,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         propagators=options.propagators,
         pruner=options.pruner,
         confirm_seeds=options.confirm_seeds,
+        lacks_seed=script is not None and not script.has_placeholder("seed"),
         pbt=options.pbt,
         objectives=problem.file.objectives,
         warm_start=warm_start,
@@ -370,7 +372,13 @@ def _resume_study(session: Session, request: RunRequest) -> str:
     how = "run first"
     if any(evaluation.crash_count == 1 for evaluation in waiting):
         how = "run, a few at a time, since one may have crashed the job"
-    first = f"; {len(waiting) - late} waiting will {how}" if len(waiting) > late else ""
+    ready = len(waiting) - late
+    left = max(0, session.manifest.budget - finished)
+    first = ""
+    if ready > left:
+        first = f"; {ready} waiting, of which the budget allows {left}"
+    elif ready:
+        first = f"; {ready} waiting will {how}"
     last = f"; {late} that may have crashed the job twice will run alone at the end" if late else ""
     return f": resumed after {format_count(finished, 'evaluation')}{first}{last}"
 

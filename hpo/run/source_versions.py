@@ -10,9 +10,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from hpo.problem import SearchDescription
@@ -89,17 +91,26 @@ def describe_source_changes(
 
 
 def hash_program(script: Script) -> dict[str, str]:
-    """Return the checksums of a Python program and of the modules next to it, by file name.
+    """Return the checksums of a Python program and of the modules next to it that it imports.
 
-    The result is empty for a command that is not a Python file or module.
+    They are given by their paths from the program's folder, or from the working directory for a
+    module. The result is empty for a command that is not a Python file or module.
     """
-    name = script.command[0]
-    if name == "-m":
-        name = f"{script.command[1].replace('.', '/')}.py"
-    folder = Path(name).parent
-    if not name.endswith(".py") or not folder.is_dir():
+    path = Path(script.command[0]).resolve()  # Python imports from its folder without links.
+    folder = path.parent
+    if script.command[0] == "-m":
+        folder = Path.cwd()
+        path = folder / f"{script.command[1].replace('.', '/')}.py"
+    if path.suffix != ".py":
         return {}
-    sources = {path.name: _read_bytes(path) for path in sorted(folder.glob("*.py"))}
+    finder = ModuleFinder([str(folder)])  # It finds no other modules, and runs none.
+    # The evaluations will say what is wrong with the program.
+    with warnings.catch_warnings(), suppress(OSError, SyntaxError, ValueError):
+        warnings.simplefilter("ignore")
+        finder.run_script(str(path))
+    found = (module.__file__ for module in finder.modules.values())  # type: ignore[attr-defined]
+    files = {Path(file) for file in found if file}
+    sources = {os.path.relpath(file, folder): _read_bytes(file) for file in sorted({path, *files})}
     return {
         name: hashlib.sha256(source).hexdigest()
         for name, source in sources.items()

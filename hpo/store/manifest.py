@@ -53,7 +53,7 @@ class SessionEntry:
     layout: str = ""
     """Ranks, workers and islands in words; empty if it is not known."""
     program: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Checksums of the training program and of the modules next to it, by file name."""
+    """Checksums of the training program and of the modules that it imports, by file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,7 @@ class Manifest:
         budget: Number of evaluations.
         confirm_seeds: Number of other seeds with which each of the best individuals is trained
             again.
+        lacks_seed: Whether the command of the training program lacks the placeholder `{seed}`.
         pbt: Whether individuals start from checkpoints of others (population based training).
         warm_start: Run that was imported; None without one.
         storage: URL of the study's storage without its password, or name of a journal file in the
@@ -99,6 +100,7 @@ class Manifest:
     propagators: tuple[str, ...]
     pruner: str
     confirm_seeds: int
+    lacks_seed: bool = False
     pbt: bool = False
     objectives: Objectives = ONLY_LOSS
     warm_start: str | None = None
@@ -224,6 +226,7 @@ def _parse_session(entry: Mapping[str, Any]) -> SessionEntry:
 
 _FieldRule = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]
 _TEXT: _FieldRule = ("a text", is_text, str)
+_TRUTH: _FieldRule = ("true or false", lambda value: type(value) is bool, bool)
 _TEXTS: _FieldRule = ("an object of texts", is_mapping_of(is_text), dict)
 # For each field: the allowed values in words, the check of a value, and its conversion.
 _FIELDS: dict[str, _FieldRule] = {
@@ -242,7 +245,8 @@ _FIELDS: dict[str, _FieldRule] = {
         tuple,
     ),
     "pruner": (OPTIONS["pruner"].kind.limits, partial(is_valid_json, "pruner"), str),
-    "pbt": ("true or false", lambda value: type(value) is bool, bool),
+    "lacks_seed": _TRUTH,
+    "pbt": _TRUTH,
     "objectives": (
         "an object with 'names', the first of which is 'loss', and 'maximized', which holds some "
         "of them",

@@ -143,11 +143,10 @@ class Record:
         own = {**attributes, "seed": repeated.seed, "tests": repeated.trial}
         return self.start_trial(trial.params, trial.distributions, own)
 
-    def end_test(self, assignment: Assignment, failure: str) -> None:
+    def end_test(self, assignment: Assignment, failure: str, seconds: float) -> None:
         """Record the end of a test of a worker; `failure` is empty if the worker has passed."""
-        self._end_trial(
-            assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure
-        )
+        ended = {"failure": INTERRUPTED, "test_failure": failure, "seconds": seconds}
+        self._end_trial(assignment, TrialState.FAIL, None, **ended)
 
     def retry_failed(self, evaluation: Evaluation) -> None:
         """Retry an evaluation that a broken worker has failed, unless it is such a retry itself."""

@@ -20,7 +20,7 @@ from hpo.process.linux import is_alive
 from hpo.process.standard_streams import warn
 from hpo.store.manifest import Manifest, parse_manifest
 from hpo.store.storage_url import is_url
-from hpo.text_format import format_error, make_printable
+from hpo.text_format import format_error, format_list, make_printable
 
 RUNS_DIR = Path("runs")
 # Files that this process has locked. The process must not open and close them, because that would
@@ -208,7 +208,12 @@ class RunDir:
         try:
             content = json.loads(self.run_json.read_text())
         except FileNotFoundError:
-            raise UsageError(f"{self.path} holds no run: there is no {self.run_json}") from None
+            folder = self.path if self.path.is_dir() else self.path.parent
+            runs = sorted(str(path.parent) for path in folder.glob(f"*/{self.run_json.name}"))
+            known = f". These are runs: {format_list(runs)}" if runs else ""
+            raise UsageError(
+                f"{self.path} holds no run: there is no {self.run_json}{known}"
+            ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{self.run_json} cannot be read: {error}") from error
         return parse_manifest(content, self.run_json)

@@ -248,11 +248,11 @@ class StudyWriter(Record):
             self.commit()
         return claimed
 
-    def end_test(self, assignment: Assignment, failure: str) -> None:
+    def end_test(self, assignment: Assignment, failure: str, seconds: float) -> None:
         """Record the end of the test of a suspected worker; `failure` is empty if it has passed."""
         assert self.health_gate is not None
         self.health_gate.end_test(assignment, failure)
-        super().end_test(assignment, failure)
+        super().end_test(assignment, failure, seconds)
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
         """Return the changes after the first `since`, as joined pickles, and their total number."""

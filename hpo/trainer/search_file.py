@@ -128,8 +128,10 @@ class SearchFile:
         try:
             inspect.signature(function).bind(*expected)
         except TypeError as error:
+            lacks_settings = "'settings'" in str(error) and not self.settings_type
+            define = ". Define a dataclass Settings with its settings" if lacks_settings else ""
             raise UsageError(
-                f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}"
+                f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}{define}"
             ) from None
         except ValueError:  # A builtin has no signature.
             return

@@ -88,7 +88,7 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
             return f"{first} and {name}: {each} has no complete evaluation."
     ours = _find_winner(run)
     theirs = _find_winner(other)
-    is_program = " -- " in run.run.command or " -- " in other.run.command
+    lacks_seed = run.run.lacks_seed or other.run.lacks_seed
     open_runs = [
         each
         for each, winner in ((first, ours), (name, theirs))
@@ -98,7 +98,7 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
         return (
             f"{first} and {name}: the best loss of a run is the lowest of many. Before you choose "
             f"by it, confirm the best of {' and '.join(open_runs)} with other seeds: --resume "
-            f"--confirm-seeds 5.{_TAKE_SEED if is_program else ''}"
+            f"--confirm-seeds 5.{_TAKE_SEED if lacks_seed else ''}"
         )
     low, high = _compute_interval(ours, theirs)
     if low <= 0 <= high:

@@ -123,13 +123,16 @@ def describe_confirmed(summary: Summary) -> list[str]:
     noise = summary.seed_noise
     names = [f"trial {entry.trial}" for entry in summary.confirmed]
     sentences = describe_comparison(summary.confirmed, summary.as_good_within, names)
-    if noise and noise.deviation == 0:
+    searched = {evaluation.trial: evaluation.loss for evaluation in summary.evaluations}
+    confirmed = [entry for entry in summary.confirmed if entry.losses]
+    is_repeated = all(searched.get(entry.trial) in entry.losses for entry in confirmed)
+    if noise and noise.deviation == 0 and is_repeated:
         sentences.append(
             "The losses of each do not depend on the seed. If the training should, it does not use "
             "the seed, so nothing is confirmed."
         )
-    elif noise:
-        share = f"{noise.share:.0%}"
+    elif noise and noise.deviation > 0:
+        share = f"{noise.share:.0%}" if noise.share >= 0.005 else "less than 1%"
         sentences.append(f"The seed accounts for {share} of the variance of these losses.")
     return sentences
 

@@ -103,13 +103,12 @@ def _format_totals(summary: Summary, is_active: bool) -> str:
     ]
     if summary.waiting:
         states.append(f"{summary.waiting} waiting to be evaluated")
-    if summary.unconfirmed:
-        states.append(f"{summary.unconfirmed} to confirm the best")
+    confirming = f"; {summary.unconfirmed} to confirm the best" if summary.unconfirmed else ""
     imported = f"; {summary.imported} imported" if summary.imported else ""
     # A run can be resumed with a budget below its number of evaluations.
-    finished = counts["complete"] + counts["pruned"] + counts["failed"]
-    budget = f", of {counts['budget']}" if finished <= counts["budget"] else ""
-    counted = f"{', '.join(states) or 'no evaluations'}{budget}{imported}"
+    listed = sum(counts[state] for state in COUNTED_STATES) + summary.waiting
+    budget = f", of {counts['budget']}" if listed <= counts["budget"] else ""
+    counted = f"{', '.join(states) or 'no evaluations'}{budget}{confirming}{imported}"
     return "\n".join(filter(None, [counted, format_cost(summary.cost)]))
 
 

@@ -166,6 +166,14 @@ def judge(outcomes: CheckOutcomes) -> list[str]:
     return [f"{finding.level}: {finding.text}" for finding in found if finding.level != "ok"]
 
 
+def test_ranks_with_different_losses_are_wrong() -> None:
+    remarks = ["ranks 0 and 1 reported different losses, 7 and 9", "it saves nothing"]
+    whole = make_outcome(2, 4.0, 2.0, remarks=remarks)
+    found = judge(CheckOutcomes(whole, whole, None, make_outcome(1, 4.0, 2.0)))
+    assert "wrong: Ranks 0 and 1 reported different losses, 7 and 9" in found
+    assert "look: It saves nothing" in found
+
+
 def test_inspect_outcomes_compares_all_evaluations() -> None:
     whole = make_outcome(2, 4.0, 2.0)
     alone = make_outcome(1, 2.0, 1.0)

@@ -447,6 +447,7 @@ p.add_argument("--dropout", type=float, default=0.1)
 p.add_argument("--amp", action="store_true")
 p.add_argument("--lambda", type=float, default=2.0)
 p.add_argument("--data", default="x")
+p.add_argument("--seed", type=int, default=42)
 p.add_argument("path")
 raise SystemExit("it is not run")
 print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
@@ -504,7 +505,7 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     assert found["objective"].command == (
         str(tmp_path / "train.py"),
         "PATH",
-        *("--weight-decay", "{weight_decay}", "--batch-size", "{batch_size}"),
+        *("--weight-decay", "{weight_decay}", "--batch-size", "{batch_size}", "--seed", "{seed}"),
     )
     assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == [
         "2.0000"

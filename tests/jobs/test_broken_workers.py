@@ -44,3 +44,4 @@ def test_failures_of_a_broken_worker_do_not_count(mpi: Mpi, tmp_path: Path) -> N
             else "a test of worker 2"
         )
         assert shown.startswith(f"trial {evaluation.trial} of {tmp_path / 'run'}: {state}")
+        assert "its job was killed" not in shown, "tests have a duration, too"

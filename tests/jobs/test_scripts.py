@@ -343,7 +343,8 @@ def test_failure_of_a_program_says_what_is_wrong_with_it(mpi: Mpi, tmp_path: Pat
         mpi.run(1, *SEARCH, *options, "--resume", "--", "train.py", cwd=tmp_path)
     first, second = [trial.user_attrs["failure"] for trial in load_trials(tmp_path / "run")]
     assert first == (
-        "no loss was found: --loss has matched '.' in 'the loss: . of 0', which is not a number"
+        "no loss was found: --loss has matched '.' in 'the loss: . of 0', which is not a number; "
+        r"its group must match the number alone, such as (\d+\.?\d*)"
     )
     assert second == "rank 0, train.py:3: RuntimeError: Found no NVIDIA driver"
 
@@ -355,13 +356,14 @@ def test_edited_program_is_noticed_on_resume(mpi: Mpi, tmp_path: Path) -> None:
     printed = []
     for count, loss in enumerate((0.3, 100.5, 100.5), 1):
         (tmp_path / "code" / "helper.py").write_text(f"loss = {loss}\n")
-        (tmp_path / "code" / f"new{count}.py").touch()
+        (tmp_path / "code" / "other.py").write_text(f"loss = {count}\n")
         more = ["--evaluations", count, "--resume", "--", "code/train.py"]
         job = mpi.run(1, *SEARCH, *options, *more, cwd=tmp_path)
         assert job.returncode == 0, job.stderr
         printed.append(job.stdout)
     changed = "helper.py has changed since the last session: losses may not be comparable\n"
     assert [changed in text for text in printed] == [False, True, False]
+    assert "other.py" not in "".join(printed), "the program does not import it"
     (tmp_path / "code" / "train.py").write_text("print('loss 1.5')\n")
     (tmp_path / "code" / "helper.py").unlink()
     more = ["--evaluations", 4, "--resume", "--metric", r"m=loss (\S+)", "--", "code/train.py"]

@@ -336,7 +336,8 @@ def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> No
             if number == signal.SIGUSR1:
                 job.send_signal(number)
                 assert wait_for_job(job).returncode == 75
-                assert "to confirm the best" in (tmp_path / "log").read_text()
+                printed = (tmp_path / "log").read_text()
+                assert re.search(r", of \d+; \d+ to confirm the best\n", printed), printed
             else:
                 os.killpg(job.pid, number)
                 job.communicate(timeout=scale(30))

@@ -97,6 +97,9 @@ def test_baseline_is_confirmed_and_test_data_stay_unseen(mpi: Mpi, tmp_path: Pat
     confirmations = load_trials(tmp_path / "run", "run-confirm")
     assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {0: 2, 1: 2}
     assert not (tmp_path / "run" / "test.json").exists()
+    known = RunReader(tmp_path / "run").take_snapshot(for_advice=True)
+    assert "--confirm-trials" in known.format_resume_command()
+    assert "--confirm-trials" not in known.format_new_command(), "it has other trials"
     job = mpi.run(2, *options, "--resume", "--test", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "test.json").read_text())["trial"] == 0

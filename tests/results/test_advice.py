@@ -23,6 +23,7 @@ from hpo.results.reader import RunReader
 from hpo.results.run_snapshot import RunSnapshot
 from hpo.run.first_rank import finalize_run
 from hpo.store.evaluations import Evaluation
+from hpo.store.manifest import SessionEntry
 from hpo.text_format import format_list, format_percent, format_value
 from hpo.views.page.html_report import render_report
 from hpo.views.summary_tables import print_advice
@@ -376,6 +377,16 @@ def test_epoch_advice_if_losses_still_fall_doubles_epochs() -> None:
     assert other.evidence.endswith("lowered it by 11% to 14%.")
 
 
+def test_epoch_advice_after_other_epochs_has_no_command() -> None:
+    now = SessionEntry("", "search_space-1.py", "0" * 64, settings={"epochs": 10})
+    sessions = (replace(now, settings={"epochs": 5}), now)
+    known = make_result(make_curves(compute_falling_loss))
+    known = replace(known, manifest=replace(known.manifest, sessions=sessions))
+    advice = find_by_kind(known, "epochs")
+    assert advice is not None
+    assert advice.command == ""
+
+
 @pytest.mark.parametrize("epochs", [None, "10", True, 10.0, 0, -1, [10]])
 def test_epoch_advice_without_integer_epochs_has_no_command(epochs: object) -> None:
     for settings in ({"epochs": epochs}, {}):
@@ -430,6 +441,15 @@ def test_confirm_advice_if_second_best_is_close() -> None:
     same = find_by_kind(make_result([make_ended(0, 0.0), make_ended(1, 0.0)]), "confirm")
     assert same is not None
     assert "are the same" in same.evidence
+
+
+def test_equal_losses_are_advised_to_be_checked() -> None:
+    equal = [make_ended(trial, 5.25) for trial in range(4)]
+    (advice,) = find_advice(make_result(equal))
+    assert (advice.kind, advice.command) == ("equal", "")
+    assert advice.evidence.startswith("All 4 losses are 5.25, so they do not depend on the hyper")
+    other = find_advice(make_result([*equal[:3], make_ended(3, 5.26)]))
+    assert [each.kind for each in other] == ["confirm"]
 
 
 def test_advice_ignores_evaluations_with_a_parent() -> None:
@@ -732,7 +752,8 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
         *program,
     ]
     run_result = make_result(
-        [make_ended(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"}
+        [make_ended(0, 1.0)],
+        {"command": shlex.join(words), "search_space": "train.py", "lacks_seed": True},
     )
     assert sorted(shlex.split(run_result.format_resume_command("--confirm-seeds", "3"))) == sorted(
         [
@@ -773,11 +794,14 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
 
 def test_confirm_command_needs_a_script_that_takes_a_seed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    about = {"command": f"hpo search --loss x -- {script} --epochs 3", "search_space": str(script)}
-    run_result = make_result([make_ended(0, 1.0)], about)
+    about = {"search_space": str(script), "lacks_seed": True}
+    command = f"hpo search --loss x -- {script} --epochs 3"
+    run_result = make_result([make_ended(0, 1.0)], {**about, "command": command})
     for source, takes_seed in (("parser.add_argument('--seed')", True), ("seed = 3", False)):
         script.write_text(source)
         assert bool(run_result.format_confirm_command(3)) == takes_seed
+    in_file = make_result([make_ended(0, 1.0)], {**about, "command": "hpo search search.py"})
+    assert in_file.format_confirm_command(3) == "", "its search file must be changed first"
 
 
 def test_advised_commands_are_quoted_for_the_shell() -> None:

@@ -16,9 +16,11 @@ from hpo.results.confirmation import (
     compute_margin,
     count_seeds_needed,
 )
+from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
-from hpo.views.result_text import describe_comparison
+from hpo.views.result_text import describe_comparison, describe_confirmed
 from tests.support.evaluations import make_evaluation
+from tests.support.runs import make_manifest
 
 
 def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
@@ -123,6 +125,16 @@ def test_describe_confirmed_names_best_and_equally_good() -> None:
     assert describe([equal, equal])[1].startswith(
         "Trial 0 and trial 1 are as good as the best within 0.01"
     )
+
+
+@pytest.mark.parametrize("searched", [0.5, 0.7])
+def test_losses_depend_on_the_seed_if_that_of_the_search_differs(searched: float) -> None:
+    confirmations = make_confirmations([[0.5, 0.5], [0.6, 0.6]])
+    evaluations = [make_evaluation(0, loss=searched), make_evaluation(1, loss=0.6)]
+    summary = Summary(evaluations, make_manifest(), 2, confirmations)
+    told = " ".join(describe_confirmed(summary))
+    assert ("do not depend on the seed" in told) == (searched == 0.5)
+    assert "accounts for" not in told
 
 
 def test_count_seeds_needed_suffices_for_the_first() -> None:
