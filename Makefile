@@ -37,7 +37,7 @@ search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
 
 test: setup
-	PATH="$(abspath $(bin)):$$PATH" python -m pytest --numprocesses 3 --dist worksteal --durations 10
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest --numprocesses 4 --dist worksteal --durations 10
 
 test-fast: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2

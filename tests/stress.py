@@ -47,7 +47,7 @@ def run_tests(seed: int, options: Sequence[str]) -> tuple[list[str], str]:
             sys.executable,
             "-m",
             "pytest",
-            "--numprocesses=3",
+            "--numprocesses=4",
             "--dist=worksteal",
             f"--junitxml={report}",
             *order,
