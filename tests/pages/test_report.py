@@ -302,28 +302,30 @@ def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Pat
 
 
 def test_colours_follow_theme_and_print_is_light(page: Page) -> None:
-    page.emulate_media(color_scheme="dark")
+    colours = """[
+        getComputedStyle(document.body).backgroundColor,
+        getComputedStyle(document.querySelector('#history .xtitle')).fill,
+        document.querySelector('#best').data[0].line.color,
+    ]"""
+    dark = ["rgb(21, 24, 28)", "rgb(230, 232, 235)", "#7db5f7"]
+    light = ["rgb(255, 255, 255)", "rgb(28, 31, 36)", "#1a5fb4"]
 
-    def read_colours() -> tuple[str, str, str]:
-        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        text = page.evaluate("getComputedStyle(document.querySelector('#history .xtitle')).fill")
-        line = page.evaluate("document.querySelector('#best').data[0].line.color")
-        return back, text, line
+    def wait_until_drawn(expected: list[str]) -> None:
+        is_drawn = f"expected => String({colours}) === String(expected)"
+        page.wait_for_function(is_drawn, arg=expected, timeout=scale(180) * 1000)
 
-    dark = read_colours()
-    assert dark == ("rgb(21, 24, 28)", "rgb(230, 232, 235)", "#7db5f7")
-    page.emulate_media(color_scheme="light")
-    for _ in range(50):  # Redrawing the figures may take seconds on busy machines.
-        if read_colours()[1:] == dark[1:]:
-            page.wait_for_timeout(100)
-    light = read_colours()
-    assert light == ("rgb(255, 255, 255)", "rgb(28, 31, 36)", "#1a5fb4")
-    page.emulate_media(color_scheme="dark", media="print")
-    assert read_colours() == light
-    assert not page.locator("nav").is_visible()
-    pdf = page.pdf(format="A4")
-    assert pdf.startswith(b"%PDF")
-    page.emulate_media(color_scheme="light", media="screen")
+    try:
+        page.emulate_media(color_scheme="dark")
+        wait_until_drawn(dark)
+        page.emulate_media(color_scheme="light")
+        wait_until_drawn(light)
+        page.emulate_media(color_scheme="dark", media="print")
+        assert page.evaluate(colours) == light
+        assert not page.locator("nav").is_visible()
+        pdf = page.pdf(format="A4")
+        assert pdf.startswith(b"%PDF")
+    finally:
+        page.emulate_media(color_scheme="light", media="screen")
 
 
 READ_BOX = """it => {
@@ -919,7 +921,9 @@ def test_report_command_overwrites_only_its_own_report(run_dir: Path, tmp_path: 
         2,
         "error: no/where.html cannot be written: No such file or directory\n",
     )
-    assert report("nothing").stderr == "error: nothing holds no run: there is no nothing/run.json\n"
+    assert report("nothing").stderr == (
+        "error: nothing holds no run: there is no nothing/run.json. These are runs: run\n"
+    )
 
 
 def test_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
