@@ -17,6 +17,8 @@ from typing import Any
 # {{name}} becomes a literal {name}.
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 _NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
+NUMBER_GROUP = r"([\w.+-]*\w)"
+"""Group that matches a number, nan or inf, without the punctuation or unit behind it."""
 _NAMED_LOSS_PATTERN = re.compile(
     rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER_PATTERN})",
     re.IGNORECASE,
@@ -395,8 +397,8 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
     match = next((match for match in found if is_validation(match[1])), found[0])
     gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
     quote = "." if match[2] else ""
-    value = r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)"
-    return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
+    value_quote = "." if match[4] else ""
+    return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value_quote}{NUMBER_GROUP}"
 
 
 def find_epochs(command: Sequence[str]) -> int | None:

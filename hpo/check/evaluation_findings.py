@@ -690,8 +690,8 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
         or len(_take_first_samples(alone.traces[0], len(expected))) < nearly_all
     ):
         yield look(
-            "The samples differ from those on 1 rank: each rank draws its batches, or changes its "
-            "samples, at random. So gradients and losses cannot be compared",
+            "The samples differ from those on 1 rank, so gradients and losses cannot be compared: "
+            "batches are drawn or changed at random, or an epoch has a fixed number of steps",
             "To find other differences, check once without augmentation, and with shares of equal "
             "batches",
         )

@@ -322,18 +322,23 @@ class Leader:
         # The checkpoint of the last loss may be a copy, or be in the file already.
         steps = (attempt.copied_step, self._study.call.read_checkpoint_step(number))
         if len(attempt.losses) not in steps:
-            text = "it cannot be a parent: it has not called worker.save_checkpoint before its last"
-            self.warn_once(attempt.assignment, f"{text} loss", "parent")
+            # At the target loss, an evaluation ends before its last epoch, without a checkpoint.
+            if not self._is_cut(attempt):
+                text = "it cannot be a parent: it has not called worker.save_checkpoint before its"
+                self.warn_once(attempt.assignment, f"{text} last loss", "parent")
             return False
         return self._study.call.is_parent_candidate(number, attempt.loss)
+
+    def _is_cut(self, attempt: Attempt) -> bool:
+        """Return whether the target loss has ended a complete evaluation."""
+        return attempt.loss <= self.limits.target_loss and not attempt.verdict.is_last
 
     def _record_end(self, attempt: Attempt, seconds: float) -> None:
         assignment = attempt.assignment
         verdict = attempt.verdict
         study = self._study
         if verdict.state == State.COMPLETE:
-            is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
-            cut = {"cut_after": len(attempt.losses)} if is_cut else {}
+            cut = {"cut_after": len(attempt.losses)} if self._is_cut(attempt) else {}
             study.notify.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
             if self._weights_saver and attempt.has_weights and attempt.drafts is not None:
                 self._weights_saver.save_weights(assignment, attempt.drafts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.problem import Problem
-from hpo.script_objective import Script, propose_loss_pattern
+from hpo.script_objective import NUMBER_GROUP, Script, propose_loss_pattern
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Program:
             name = script.pattern_name
             failure = (
                 f"no loss was found: --{name} has matched {unparsed}, which is not a number; its "
-                r"group must match the number alone, such as (\d+\.?\d*)"
+                f"group must match the number alone, such as {NUMBER_GROUP}"
             )
             return failure, f"another {name}={where}" if where else f"another --{name}"
         if script.maximize is None and (pattern := propose_loss_pattern(lines)):

@@ -426,7 +426,7 @@ def _format_other_trial(evaluation: Evaluation, trial: int) -> str:
 
 def _summarize_losses(curve: Mapping[int, float]) -> str:
     if not curve:
-        return "none was reported"
+        return "none is recorded"
     lowest = min(curve, key=lambda epoch: _make_comparable(curve[epoch]))
     text = (
         f"{format_count(len(curve), 'epoch')}, "

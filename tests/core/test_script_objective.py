@@ -185,6 +185,9 @@ def test_script_fills_placeholders_or_appends_options() -> None:
         (["train_loss=1.0", "val_loss=2.0"], "2.0"),
         (["step 0: train loss 10.9, val loss 10.8"], "10.8"),
         (["loss: 3"], "3"),
+        (["Valid: 100%|##| 5/5 [00:00, 2981.03it/s, valid_loss=1.3960]"], "1.3960"),
+        (["val_loss 0.5123|acc 0.9"], "0.5123"),
+        (["val_loss: 0.5."], "0.5"),
         (["nothing", "loss is low"], None),
     ],
 )

@@ -121,7 +121,7 @@ DIFFERENT = {
     "no share or order": (
         "look   Each of 2 ranks trains on all 200 samples, .* Let each rank take its share"
     ),
-    "drawn": "look   The samples differ from those .* each rank draws its batches",
+    "drawn": "look   The samples differ from those .* batches are drawn or changed at random",
     "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
     "unseeded": "look   The same seed .* from the same initial weights .* without worker.seed",
     "idle": (

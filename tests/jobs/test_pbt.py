@@ -212,6 +212,12 @@ def test_heirs_without_a_checkpoint_warn_once(
     assert assert_inherited(load_trials(tmp_path / "run"), epochs=3) == {}
 
 
+def test_evaluation_ended_by_the_target_loss_does_not_warn(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, *make_command("run", "--target-loss", 1e9), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert any("cut_after" in trial.user_attrs for trial in load_trials(tmp_path / "run"))
+
+
 def test_rank_that_fails_before_parent_checkpoint_fails_trial(mpi: Mpi, tmp_path: Path) -> None:
     command = make_command("run", "--evaluations", 12, "--collective-timeout", 60, asks="uneven")
     job = mpi.run(2, *command, cwd=tmp_path, timeout=100)
