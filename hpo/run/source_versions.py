@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from hpo.problem import SearchDescription
 from hpo.script_objective import Script
@@ -90,6 +91,19 @@ def describe_source_changes(
     ]
 
 
+class _LocalModuleFinder(ModuleFinder):
+    """Finds modules, but none in folders without __init__.py, for which ModuleFinder crashes.
+
+    Such a folder may hold the output of a package of the same name, such as wandb.
+    """
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        try:
+            return super().find_module(name, path, parent)
+        except (AttributeError, TypeError) as error:
+            raise ImportError(name) from error
+
+
 def hash_program(script: Script) -> dict[str, str]:
     """Return the checksums of a Python program and of the modules next to it that it imports.
 
@@ -103,7 +117,7 @@ def hash_program(script: Script) -> dict[str, str]:
         path = folder / f"{script.command[1].replace('.', '/')}.py"
     if path.suffix != ".py":
         return {}
-    finder = ModuleFinder([str(folder)])  # It finds no other modules, and runs none.
+    finder = _LocalModuleFinder([str(folder)])  # It finds no other modules, and runs none.
     # The evaluations will say what is wrong with the program.
     with warnings.catch_warnings(), suppress(OSError, SyntaxError, ValueError):
         warnings.simplefilter("ignore")

@@ -350,12 +350,16 @@ def test_failure_of_a_program_says_what_is_wrong_with_it(mpi: Mpi, tmp_path: Pat
 
 
 def test_edited_program_is_noticed_on_resume(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("import helper\nprint(f'loss {helper.loss}')\n")
+    (tmp_path / "code" / "wandb").mkdir(parents=True)  # as the package wandb makes
+    (tmp_path / "code" / "train.py").write_text(
+        "try:\n    import wandb\nexcept ImportError:\n    wandb = None\n"
+        "import helper\nprint(f'loss {helper.loss}')\n"
+    )
     options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss (\S+)", "--run-dir", "run"]
     printed = []
     for count, loss in enumerate((0.3, 100.5, 100.5), 1):
         (tmp_path / "code" / "helper.py").write_text(f"loss = {loss}\n")
+        (tmp_path / "code" / f"new{count}.py").touch()
         (tmp_path / "code" / "other.py").write_text(f"loss = {count}\n")
         more = ["--evaluations", count, "--resume", "--", "code/train.py"]
         job = mpi.run(1, *SEARCH, *options, *more, cwd=tmp_path)
