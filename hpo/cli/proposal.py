@@ -170,9 +170,8 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     """
     default = option.default
     is_tuned = option.rank < _ALWAYS_TUNED
-    if not option.flag.startswith("--"):  # A search replaces or appends options only.
-        return "", False
-    if option.is_seed:
+    # A search replaces or appends options only.
+    if option.is_seed or not option.flag.startswith("--"):
         return "", False
     if option.is_switch:
         return "Categorical(True, False)", False
