@@ -327,8 +327,8 @@ def test_program_reads_its_rank_as_under_srun(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--space", "x=Float(0.0, 8.0)", "--loss", r"loss (\S+)", "--evaluations", 1]
     slurm: Any = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}  # of the batch script
     job = mpi.start(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path, **slurm)
-    printed = job.communicate(timeout=scale(60))[0]
-    assert job.returncode == 0, printed
+    printed, errors = job.communicate(timeout=scale(60))
+    assert job.returncode == 0, f"{printed}{errors}"
     assert "rank 1 | rank 1 loss 1" in printed
 
 
