@@ -1,5 +1,6 @@
 """Evolutionary hyperparameter search with multi-rank workers."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hpo.evaluation_api import offer_weights, report, save_checkpoint
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from hpo.prediction import Prediction, TextSample
     from hpo.trainer.worker import Worker
+    from hpo.views.run import Run, load_run
 
     checkpoint: Any
     trial: int | None
@@ -24,12 +26,14 @@ __all__ = [
     "Int",
     "Ordinal",
     "Prediction",
+    "Run",
     "Script",
     "SearchSpace",
     "TextSample",
     "Worker",
     "checkpoint",
     "folder",
+    "load_run",
     "maximize",
     "offer_weights",
     "report",
@@ -37,21 +41,24 @@ __all__ = [
     "trial",
 ]
 
+# Their imports take time.
+_LAZY_MODULES = {
+    "Prediction": "hpo.prediction",
+    "Run": "hpo.views.run",
+    "TextSample": "hpo.prediction",
+    "Worker": "hpo.trainer.worker",
+    "load_run": "hpo.views.run",
+}
+
 
 def __getattr__(name: str) -> object:
     """Return an attribute of the module that is computed or imported only when it is used.
 
-    `checkpoint`, `folder` and `trial` depend on the running evaluation. `Worker`, `Prediction` and
-    `TextSample` need torch or numpy.
+    `checkpoint`, `folder` and `trial` depend on the running evaluation. The modules of the others
+    need torch, numpy or Optuna.
     """
-    if name == "Worker":
-        from hpo.trainer.worker import Worker
-
-        return Worker
-    if name in ("Prediction", "TextSample"):
-        from hpo import prediction
-
-        return getattr(prediction, name)
+    if name in _LAZY_MODULES:
+        return getattr(import_module(_LAZY_MODULES[name]), name)
     if name in ("checkpoint", "folder", "trial"):
         from hpo import evaluation_api
 

@@ -182,14 +182,14 @@ def best(
     The loss and the path of the weights are printed to stderr.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.result_text import print_winner
+    from hpo.views.result_text import describe_winner
 
     run = RunReader(run_dir, storage)
     chosen = run.find_winner() if by is None else run.find_best_by(by)
     if chosen is None:
         raise UsageError(f"{run_dir}: no evaluation has succeeded")
     print(repr(chosen.params) if python else json.dumps(chosen.params, indent=2))
-    print_winner(run, chosen, by)
+    print(*describe_winner(run, chosen, by), sep="\n", file=sys.stderr)
 
 
 @app.command()

@@ -69,6 +69,14 @@ class ConfirmationPlan:
             for evaluation in group
         ]
 
+    def split_planned(
+        self, confirmations: Sequence[Evaluation]
+    ) -> tuple[list[Evaluation], list[Evaluation]]:
+        """Return the planned confirmations, as `select_planned`, and all others."""
+        planned = self.select_planned(confirmations)
+        trials = {evaluation.trial for evaluation in planned}
+        return planned, [each for each in confirmations if each.trial not in trials]
+
     def count_remaining(
         self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> int:

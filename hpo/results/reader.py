@@ -74,7 +74,7 @@ class RunReader:
         With `all_plans`, return the confirmations of all sessions.
         """
         plan = make_plan(self.manifest)
-        if not plan.count:
+        if not plan.count and not all_plans:
             return []
         if self._confirmations is None:
             with convert_storage_errors(self._storage):
@@ -116,15 +116,16 @@ class RunReader:
         """Return the evaluations of the Pareto front, the lowest loss first."""
         return find_front(self.read_evaluations(), self.manifest.objectives)
 
-    def make_summary(self, top_n: int) -> Summary:
+    def make_summary(self, top_n: int, ask_models: bool = True) -> Summary:
         """Return the current summary of the run, without the times of its latest session."""
         last = self._read_last_summary()
         session = SessionOutcome(
             last.get("stopped"), last.get("remedy"), bool(last.get("exhausted"))
         )
         evaluations = self.read_evaluations()
-        confirmations = self.read_confirmations()
-        return Summary(evaluations, self.manifest, top_n, confirmations, session=session)
+        confirmations = self.read_confirmations(all_plans=True)
+        split = make_plan(self.manifest).split_planned(confirmations)
+        return Summary(evaluations, self.manifest, top_n, *split, ask_models, session=session)
 
     def read_distributions(self) -> dict[str, Any]:
         """Return Optuna's distribution of each parameter; empty before the first evaluation."""

@@ -99,6 +99,8 @@ class Summary:
     run: Manifest
     top_n: int
     confirmations: Sequence[Evaluation] = ()
+    earlier_confirmations: Sequence[Evaluation] = ()
+    """Those that the latest session has not planned. They count as a cost only."""
     ask_models: bool = True
     """Whether models may be fitted. A run that is being stopped has no time for them."""
     session: SessionOutcome = SessionOutcome()
@@ -185,7 +187,7 @@ class Summary:
     @cached_property
     def cost(self) -> Cost:
         """The hours of ranks and GPUs in evaluations of all sessions."""
-        return compute_cost(self.evaluations, self.confirmations)
+        return compute_cost(self.evaluations, [*self.confirmations, *self.earlier_confirmations])
 
     @cached_property
     def rungs(self) -> list[RungSummary]:

@@ -105,6 +105,11 @@ class Evaluation:
     gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        # All fields would fill a page of a notebook.
+        shown = ("trial", "state", "loss", "params", "metrics")
+        return f"Evaluation({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     def __eq__(self, other: object) -> bool:
         """Compare all fields as one tuple, so that an evaluation with a NaN equals itself.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -254,8 +253,8 @@ def _format_next_promotion(rung: RungSummary) -> str:
     return f"{candidate}: after {first.count_needed} have reached it"
 
 
-def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = None) -> None:
-    """Print the results of the best individual and the location of its weights to stderr.
+def describe_winner(run: RunReader, chosen: Evaluation, objective: str | None = None) -> list[str]:
+    """Return lines about the results of the best individual and the location of its weights.
 
     The user may have chosen it by an `objective`.
     """
@@ -281,7 +280,7 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
             weights = f", with the weights of {format_label(test['confirmation'], True)}"
         lines.append(f"on test data{weights}: {format_named_values(test['metrics'])}")
     lines += _format_weights(run, chosen)
-    print(*map(make_printable, lines), sep="\n", file=sys.stderr)
+    return list(map(make_printable, lines))
 
 
 def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:

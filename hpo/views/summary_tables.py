@@ -90,10 +90,10 @@ def print_tables(
         print(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
-    print(_format_totals(summary, is_active))
+    print(format_totals(summary, is_active))
 
 
-def _format_totals(summary: Summary, is_active: bool) -> str:
+def format_totals(summary: Summary, is_active: bool) -> str:
     """Return the counts of evaluations, and their cost."""
     counts = summary.counts
     words = {"paused": "not promoted"} if summary.is_over else {}

@@ -15,7 +15,7 @@ from hpo.views.live.run_status import compute_run_status, format_header
 from hpo.views.live.table_rows import make_columns
 from hpo.views.page.html_report import render_report
 from hpo.views.progress import ProgressLines
-from hpo.views.result_text import print_winner
+from hpo.views.result_text import describe_winner
 from hpo.views.summary_tables import print_tables
 from tests.support.runs import START_SECONDS, add_evaluation, make_run
 
@@ -75,15 +75,22 @@ def test_tables_have_column_for_each_name(
     assert sorted(head) == sorted(["place", *row])
 
 
-def test_print_winner_shows_loss_despite_metric_named_loss(
-    run: RunReader, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_winner_has_loss_despite_metric_named_loss(run: RunReader) -> None:
     winner = run.find_winner()
     assert winner
-    print_winner(run, winner)
-    message = capsys.readouterr().err
+    message = describe_winner(run, winner)[0]
     assert message.startswith("trial 0: loss=0.5  ")
     assert dict(re.findall(r"(\w+)=(\S+)", message)) == {"loss": "0.5", **SHOWN}
+
+
+@pytest.mark.parametrize("lacks_seed", [False, True])
+def test_report_says_that_other_seeds_need_a_placeholder(tmp_path: Path, lacks_seed: bool) -> None:
+    record = make_run(tmp_path / "run", lacks_seed=lacks_seed)
+    for loss in (0.5, 0.25):
+        add_evaluation(record, curve={1: loss})
+    page = render_report(RunReader(tmp_path / "run"), 1, START_SECONDS)
+    assert "<code>--confirm-seeds 3</code> trains the best again" in page
+    assert ("the command needs a placeholder for the seed" in page) == lacks_seed
 
 
 def test_tracker_values_have_distinct_names(run: RunReader) -> None:

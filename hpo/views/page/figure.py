@@ -187,6 +187,22 @@ class Figure:
     out_of_range_note: str = ""
     """Sentence about the values above the scale; empty if there are none."""
 
+    def make_full_layout(self) -> dict[str, Any]:
+        """Return the layout of the figure, with what the layouts of all figures have in common."""
+        line = {"gridcolor": "--grid", "linecolor": "--grid", "automargin": True}
+        return {
+            "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"size": 13, "color": "--text"},
+            "hovermode": "closest",
+            "hoverlabel": {"align": "left", "bgcolor": "--card", "font": {"color": "--text"}},
+            "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
+            **self.layout,
+            "xaxis": {**line, **self.layout.get("xaxis", {})},
+            "yaxis": {**line, **self.layout.get("yaxis", {})},
+        }
+
 
 def sample_evaluations(
     evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS

@@ -22,7 +22,6 @@ from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_network, find_winner, read_winner_test
-from hpo.results.summary import Summary
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
@@ -37,14 +36,13 @@ from hpo.text_format import (
     format_tenths,
     format_value,
 )
-from hpo.views.page import (
-    front_figures,
-    run_figures,
-)
+from hpo.views.page.figures import draw_figures
+from hpo.views.page.run_figures import find_runner_up
 from hpo.views.result_text import (
     describe_confirmed,
     describe_front,
     describe_hypervolume,
+    describe_winner,
     format_cost,
     format_expected_loss,
     format_trial,
@@ -54,7 +52,8 @@ from hpo.views.result_text import (
     name_columns,
     select_front_rows,
 )
-from hpo.views.tables import choose_names, find_important_names
+from hpo.views.summary_tables import format_totals
+from hpo.views.tables import MAX_HYPERPARAMETERS, choose_names, find_important_names
 
 _MAX_FAILURES = 50
 _MAX_FRONT_ROWS = 100
@@ -76,42 +75,19 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     """Return the report of a run as HTML. Running evaluations are drawn until `now`."""
     may_be_running = run.run_dir.is_in_use is not False
     advice = run.find_advice()  # First, since it reads the manifest again.
-    evaluations = run.read_evaluations()
-    confirmations = run.read_confirmations()
-    all_confirmations = run.read_confirmations(all_plans=True)
+    summary = run.make_summary(top_n, ask_models)
+    evaluations = summary.evaluations
+    confirmations = summary.confirmations
+    all_confirmations = [*confirmations, *summary.earlier_confirmations]
     distributions = run.read_distributions()
     objectives = run.manifest.objectives
-    summary = Summary(evaluations, run.manifest, top_n, confirmations, ask_models)
     best = find_winner(evaluations, confirmations, objectives)
     important = find_important_names(summary)
-    # A conditional hyperparameter without any evaluation is in the space, but has no distribution.
-    ranked = [each.name for each in summary.importances if each.name in distributions]
-    order = list(dict.fromkeys([*ranked, *distributions]))
-    slices = run_figures.draw_slices(evaluations, distributions, order)
-    fronts = front_figures.draw_fronts(evaluations, objectives)
     top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
-    shown = {name: distributions[name] for name in distributions if name in top_params}
-    until = now if may_be_running else None
-    figures = {
-        "best": None,
-        "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
-        "history": run_figures.draw_history(evaluations),
-        "parallel": run_figures.draw_parallel_coordinates(evaluations, shown),
-        "rungs": run_figures.draw_rungs(evaluations, run.manifest.pruner, objectives),
-        "schedule": run_figures.draw_schedule(evaluations, best, distributions),
-        "descent": run_figures.draw_descent(evaluations, best),
-        "curves": run_figures.draw_learning_curves(evaluations, best),
-        "timeline": run_figures.draw_timeline(
-            [*evaluations, *confirmations], run.manifest.layout.workers, until
-        ),
-        "immigrants": run_figures.draw_immigrants(evaluations),
-    }
-    if not objectives.is_multi_objective:
-        figures["best"] = run_figures.draw_best_and_runner_up(evaluations, best)
+    drawn = draw_figures(summary, distributions, now if may_be_running else None)
     data = {
-        figure.name: {"data": figure.data, "layout": figure.layout}
-        for figure in (*figures.values(), *fronts, *slices)
-        if figure
+        figure.name: {"data": figure.data, "layout": figure.make_full_layout()}
+        for figure in drawn.list_all()
     }
     failures = find_failure_kinds([*evaluations, *confirmations], distributions)
     starts = [e.started for e in evaluations if e.started > 0 and not e.imported_from]
@@ -139,24 +115,49 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         comparison=describe_confirmed(summary),
         advice=advice,
         rungs=make_rung_columns(summary.rungs),
-        runner_up=run_figures.find_runner_up(evaluations, best),
+        runner_up=find_runner_up(evaluations, best),
         first=min(starts, default=now),
         important=important,
         priors=make_prior_columns(summary.priors),
         conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_summarize_islands(evaluations),
         failures=failures[:_MAX_FAILURES],
-        figures=figures,
-        slices=slices,
+        figures=drawn.by_name,
+        slices=drawn.slices,
         several=objectives.is_multi_objective,
         improved=make_improved_heading(objectives),
         front=_make_front_table(run, summary.front, important, distributions),
         expected=format_expected_loss(summary),
         front_about=describe_front(len(summary.front), objectives),
         front_worth=describe_hypervolume(summary.hypervolume, objectives),
-        fronts=fronts,
+        fronts=drawn.fronts,
         figures_json=_compress(json.dumps(data, allow_nan=False)),
         plotly=_compress_plotly(),
+    )
+
+
+def render_overview(run: RunReader, top_n: int) -> str:
+    """Return the answer of a run, its best individuals and its counts as HTML for a notebook."""
+    summary = run.make_summary(top_n)
+    winner = run.find_winner()
+    answer = describe_winner(run, winner) if winner else ["no evaluation has succeeded"]
+    objectives = run.manifest.objectives
+    important = (
+        find_important_names(summary) if len(run.manifest.space) > MAX_HYPERPARAMETERS else []
+    )
+    metrics, params = _make_headings(summary.top, important, run.read_distributions(), objectives)
+    is_active = run.run_dir.is_in_use is not False
+    return (
+        _make_environment()
+        .get_template("overview.html")
+        .render(
+            name=run.run_dir.study_name,
+            answer=answer,
+            summary=summary,
+            metrics=metrics,
+            params=params,
+            totals=format_totals(summary, is_active).split("\n"),
+        )
     )
 
 

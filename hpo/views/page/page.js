@@ -22,22 +22,11 @@
   const draw = (div) => {
     const style = getComputedStyle(document.documentElement);
     const figure = figures[div.id];
-    const line = {gridcolor: style.getPropertyValue("--grid"), linecolor: style.getPropertyValue("--grid"), automargin: true};
     const layout = coloured(figure.layout, style);
+    layout.font.family = getComputedStyle(document.body).fontFamily;
     drawn.add(div);
     // The bar of buttons is off: it would cover titles and legends, and one of its buttons sends the figure to a server.
-    return Plotly.react(div, coloured(figure.data, style), {
-      margin: {l: 55, r: 10, t: 10, b: 45},
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: style.getPropertyValue("--text")},
-      hovermode: "closest",
-      hoverlabel: {align: "left", bgcolor: style.getPropertyValue("--card"), font: {color: style.getPropertyValue("--text")}},
-      legend: {orientation: "h", y: 1, yanchor: "bottom", x: 0},
-      ...layout,
-      xaxis: {...line, ...layout.xaxis},
-      yaxis: {...line, ...layout.yaxis},
-    }, {responsive: true, displayModeBar: false});
+    return Plotly.react(div, coloured(figure.data, style), layout, {responsive: true, displayModeBar: false});
   };
 
   // A figure is drawn shortly before it becomes visible, so that a long report opens as fast as a short one.
