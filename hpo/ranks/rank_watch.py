@@ -246,6 +246,11 @@ class RankWatch:
         self._deadlines[reason] = time.monotonic() + seconds
 
     @property
+    def seconds_left(self) -> float:
+        """The time until the first stop that is scheduled; infinite without one."""
+        return min(self._deadlines.values(), default=math.inf) - time.monotonic()
+
+    @property
     def active_stop(self) -> StopRequest | None:
         """Why the run stops; None while it does not stop."""
         return self._run_stop.reason

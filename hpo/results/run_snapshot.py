@@ -159,7 +159,7 @@ class RunSnapshot:
         It has the search file, the settings and the number of ranks of that evaluation. It is empty
         if they are not known, for example after a warm start, or if weights were inherited.
         """
-        session = self._find_session(evaluation)
+        session = self.manifest.find_session(evaluation.started)
         inherits = evaluation.inherits is not None
         if session is None or seed is None or not evaluation.ranks or inherits:
             return ""
@@ -188,17 +188,6 @@ class RunSnapshot:
         """The start of the latest session in seconds since the epoch; -inf for the only one."""
         *earlier, latest = self.manifest.sessions
         return parse_start(latest.started) if earlier else -math.inf
-
-    def _find_session(self, evaluation: Evaluation) -> SessionEntry | None:
-        """Return the session in which an evaluation has started; None if it is not known."""
-        sessions = self.manifest.sessions
-        if len(sessions) == 1:
-            return sessions[0]
-        earlier = None
-        for session in sessions:
-            if parse_start(session.started) <= evaluation.started:
-                earlier = session
-        return earlier
 
     def _find_search_file(self, session: SessionEntry) -> str:
         """Return the path of a session's search file: of its copy, if the file has changed."""

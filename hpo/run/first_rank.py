@@ -48,6 +48,7 @@ from hpo.store.worker_health import HealthGate, WorkerHealth
 from hpo.text_format import cut_text, format_count, make_printable
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
+from hpo.views.times import SessionTimes
 
 # To count the individuals of a space in which the search found nothing new.
 _SECONDS_TO_COUNT = 60.0
@@ -175,11 +176,14 @@ class FirstRank:
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, what `writer` commits."""
+        watch = self._job.watch
+        times = SessionTimes(self._job.started_at, time.time() + watch.seconds_left)
         return ProgressPrinter(
             writer.take_committed,
             budget,
-            on_error=self._job.watch.abort_job,
+            on_error=watch.abort_job,
             objectives=writer.objectives,
+            times=times,
         )
 
     def conclude(self) -> int:
@@ -213,11 +217,7 @@ class FirstRank:
         """Print the summary of the run, write summary.json, and return the exit status."""
         evaluations = self.session.open_record().read_evaluations()
         plan = self.session.confirmation_plan
-        confirmations: list[Evaluation] = []
-        if plan.count and self.session.has_confirmations():
-            confirmations = plan.select_planned(
-                self.session.open_confirmations().read_evaluations()
-            )
+        confirmations, earlier = plan.split_planned(self.session.read_confirmations())
         stopped = self._find_stop_request(evaluations, confirmations)
         individuals = None if stopped else self._count_individuals(evaluations)
         finished = sum(evaluation.is_finished for evaluation in evaluations)
@@ -225,7 +225,7 @@ class FirstRank:
         run = self.session.manifest
         budget = 0 if is_exhausted else run.budget
         self._is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
-        summary = self._report_summary(evaluations, confirmations, stopped, is_exhausted)
+        summary = self._report_summary(evaluations, confirmations, earlier, stopped, is_exhausted)
         if is_exhausted:
             size = format_count(individuals or 0, "individual")
             print(f"The search space is exhausted: it has {size}, and all were evaluated")
@@ -255,6 +255,7 @@ class FirstRank:
         self,
         evaluations: Sequence[Evaluation],
         confirmations: Sequence[Evaluation],
+        earlier_confirmations: Sequence[Evaluation],
         stopped: StopRequest | None,
         is_exhausted: bool,
     ) -> Summary:
@@ -279,6 +280,7 @@ class FirstRank:
             session.manifest,
             self._options.top_n,
             confirmations,
+            earlier_confirmations,
             ask_models=not self._is_stopping(),
             session=SessionOutcome(reason, remedy or None, is_exhausted, *times),
         )

@@ -133,6 +133,14 @@ class Session:
         """Return whether the study that confirms the best exists."""
         return self.manifest.confirmation_study in list_studies(self.storage, self.patience)
 
+    def read_confirmations(self) -> list[Evaluation]:
+        """Return the confirmations of all sessions of this run."""
+        record = self.open_confirmations() if self.has_confirmations() else None
+        # The study of this name may belong to another run.
+        if record is None or record.read_attributes().get("confirms") != self.manifest.study:
+            return []
+        return record.read_evaluations()
+
     def create_confirmations(self, space: SearchSpace) -> None:
         """Create the study that confirms the best, unless it exists."""
         name = self.manifest.confirmation_study

@@ -115,6 +115,16 @@ class Manifest:
         """Name of the study in which the best individuals are trained again with other seeds."""
         return make_confirmation_name(self.study)
 
+    def find_session(self, started: float) -> SessionEntry | None:
+        """Return the session in which an evaluation has started; None if it is not known."""
+        if len(self.sessions) == 1:
+            return self.sessions[0]
+        earlier = None
+        for session in self.sessions:
+            if parse_start(session.started) <= started:
+                earlier = session
+        return earlier
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of run.json as JSON values."""
         return dataclasses.asdict(self)

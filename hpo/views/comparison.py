@@ -14,6 +14,7 @@ from pathlib import Path
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.recommendation import find_winner
 from hpo.results.summary import Summary
+from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_named_values, format_number
 from hpo.views.tables import format_table, make_table
 
@@ -133,8 +134,8 @@ def _compute_interval(
 
 def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
     """Yield what differs between the runs that may change the meaning of their losses."""
-    ranks = [each.run.layout.ranks_per_worker for each in (run, other)]
-    if ranks[0] != ranks[1]:
+    ranks = [_format_ranks(each) for each in (run, other)]
+    if all(ranks) and ranks[0] != ranks[1]:
         yield f"the ranks per worker ({ranks[0]} and {ranks[1]})"
     programs = [
         each.run.command.partition(" -- ")[2] or Path(each.run.search_space).name
@@ -142,8 +143,31 @@ def _list_differences(run: Summary, other: Summary) -> Iterator[str]:
     ]
     if programs[0] != programs[1]:
         yield f"the program ({programs[0]} and {programs[1]})"
-    elif names := _list_unequal(run.run.settings, other.run.settings):
+    elif names := _list_unequal(_find_settings(run), _find_settings(other)):
         yield f"the setting{'s' * (len(names) > 1)} {format_list(names)}"
+
+
+def _list_compared(run: Summary) -> list[Evaluation]:
+    """Return the evaluations whose losses are compared: of the best, with other seeds if any."""
+    winner = _find_winner(run)
+    if winner:
+        return [each for each in run.confirmations if each.confirms == winner.trial]
+    return [run.best] if run.best else []
+
+
+def _format_ranks(run: Summary) -> str:
+    """Return the number of ranks that have trained the best; "" if it is not known."""
+    ranks = {evaluation.ranks for evaluation in _list_compared(run) if evaluation.ranks}
+    return " or ".join(map(str, sorted(ranks)))
+
+
+def _find_settings(run: Summary) -> Mapping[str, object]:
+    """Return the settings with which the best was trained. A resume may have changed them."""
+    for evaluation in _list_compared(run):
+        session = run.run.find_session(evaluation.started)
+        if session and session.settings:
+            return session.settings
+    return run.run.settings
 
 
 def _list_unequal(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:

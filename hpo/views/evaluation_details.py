@@ -57,6 +57,7 @@ class EvaluationDetails:
     retried_state: str
     """State of the previous trial of the same individual; "" if this is the first trial."""
     confirmed_by: list[Evaluation]
+    """The confirmations that the latest session planned."""
     log_end: LogTail | None
     """The final lines of its log file; None if no log file exists."""
     is_on_front: bool | None = None
@@ -130,6 +131,7 @@ class EvaluationLookup:
         retries = (sibling.trial for sibling in siblings if sibling.retry_of == trial)
         retried = _find_trial(siblings, evaluation.retry_of)
         is_on_front, dominated_by = self._compare_with_front(evaluation)
+        planned = make_plan(self._run).select_planned(self._confirmations)
         seed = evaluation.seed
         # The seed of an evaluation that another run has trained is unknown.
         is_seed_of_run = evaluation.state == "waiting" or len(self._run.sessions) == 1
@@ -142,7 +144,7 @@ class EvaluationLookup:
             seed=seed,
             retried_by=next(retries, None),
             retried_state=retried.state if retried else "",
-            confirmed_by=[e for e in self._confirmations if not confirms and e.confirms == trial],
+            confirmed_by=[e for e in planned if not confirms and e.confirms == trial],
             log_end=read_log_tail(self.run_dir.get_log_path(trial, confirms)),
             is_on_front=is_on_front,
             dominated_by=dominated_by,

@@ -23,7 +23,7 @@ from hpo.text_format import (
     format_value,
     make_printable,
 )
-from hpo.views.times import compute_pace
+from hpo.views.times import SessionTimes, compute_pace
 
 _POLL_SECONDS = 0.5
 SECONDS_BETWEEN_ESTIMATES = 30.0
@@ -131,6 +131,7 @@ class ProgressPrinter:
         out: TextIO | None = sys.__stdout__,
         on_error: Callable[[str], None] = sys.exit,
         objectives: Objectives = ONLY_LOSS,
+        times: SessionTimes | None = None,
     ) -> None:
         self._read_changes = read_changes
         self._budget = budget
@@ -139,7 +140,8 @@ class ProgressPrinter:
         past = read_changes()
         self._lines = ProgressLines(past, budget, objectives)
         self._evaluations = {e.trial: e for e in past if e.state == "running"}
-        self._started_at = self._estimated_at = time.monotonic()
+        self._times = times or SessionTimes(time.time())
+        self._estimated_at = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._print_until_stopped, name="progress", daemon=True
@@ -172,13 +174,19 @@ class ProgressPrinter:
             and self._lines.done_count < self._budget
         ):
             self._estimated_at = time.monotonic()
-            remaining = self._budget - self._lines.done_count
-            pace = compute_pace(list(self._evaluations.values()), remaining, -math.inf, time.time())
-            left = "nothing yet"
-            if pace.seconds_left is not None:
-                left = f"about {format_duration(pace.seconds_left)} left"
-            gone = format_duration(self._estimated_at - self._started_at)
-            self._print_line(f"-- {self._lines.best_text}{gone} gone, {left}")
+            self._print_line(f"-- {self._lines.best_text}{self._format_times(time.time())}")
+
+    def _format_times(self, now: float) -> str:
+        """Return the time since the start of the session, and the estimated time until its end."""
+        remaining = self._budget - self._lines.done_count
+        pace = compute_pace(list(self._evaluations.values()), remaining, -math.inf, now)
+        left = "nothing yet"
+        if pace.seconds_left is not None:
+            seconds = min(pace.seconds_left, max(0.0, self._times.stops_at - now))
+            left = f"about {format_duration(seconds)} left"
+        # It is negative if the clock was set back.
+        gone = format_duration(max(0.0, now - self._times.started_at))
+        return f"{gone} gone, {left}"
 
     def _print_line(self, line: str) -> None:
         print(make_printable(line), file=self._out, flush=True)

@@ -13,6 +13,15 @@ _MIN_RECENT = 20  # evaluations in the pace; more if more than 10 are running, t
 
 
 @dataclass(frozen=True)
+class SessionTimes:
+    """Times of a session in seconds since the epoch."""
+
+    started_at: float
+    stops_at: float = math.inf
+    """When it is stopped, by its time limit or the end of its job."""
+
+
+@dataclass(frozen=True)
 class Pace:
     """Speed of a run."""
 

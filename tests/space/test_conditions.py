@@ -21,11 +21,12 @@ from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.surrogate import Surrogate
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.problem import RemoteConstraints, dump_space, load_space
-from hpo.space import Parameter
+from hpo.space import Parameter, search_space
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import answer_constraint_request
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.in_process_template import send_through_json
+from tests.support.limits import scale
 from tests.support.simulation import SimulatedIslands, simulate
 
 SPACE = SearchSpace(
@@ -479,7 +480,10 @@ def test_propagators_with_single_value_parameter_search_on(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
-def test_propagators_find_all_of_few_allowed_individuals(name: str) -> None:
+def test_propagators_find_all_of_few_allowed_individuals(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_space, "_MOST_SECONDS", scale(5))  # They are listed in this time.
     space = SearchSpace(
         a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]})
     )

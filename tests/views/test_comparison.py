@@ -14,19 +14,26 @@ from hpo.results.summary import Summary
 from hpo.views.comparison import format_comparison
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import Hpo
-from tests.support.runs import add_search, make_manifest, make_run
+from tests.support.runs import MANIFEST_CONTENT, add_search, make_manifest, make_run
 
 
-def make_summary(loss: float, confirmed: Sequence[float] = (), **about: Any) -> Summary:
-    """Return the summary of a run whose trial 3 is the best, with its losses over other seeds."""
+def make_summary(
+    loss: float, confirmed: Sequence[float] = (), ranks: int = 2, **about: Any
+) -> Summary:
+    """Return the summary of a run whose trial 3 is the best, with its losses over other seeds.
+
+    Trials start at 0 to 4 s since the epoch.
+    """
     evaluations = [
         make_evaluation(
-            trial, loss=loss if trial == 3 else loss + 1.0, seconds=3600.0, hosts={"a": 2}
+            trial, loss=loss if trial == 3 else loss + 1.0, seconds=3600.0, hosts={"a": ranks}
         )
         for trial in range(5)
     ]
     confirmations = [
-        make_evaluation(number, loss=value, confirms=3, seed=number, seconds=0.0)
+        make_evaluation(
+            number, loss=value, confirms=3, seed=number, seconds=0.0, hosts={"a": ranks}
+        )
         for number, value in enumerate(confirmed)
     ]
     return Summary(evaluations, make_manifest(**about), 1, confirmations)
@@ -64,9 +71,9 @@ def test_comparison_does_not_choose_by_luck() -> None:
 def test_comparison_tells_what_makes_losses_different() -> None:
     other = make_summary(
         0.1,
+        ranks=4,
         settings={"epochs": 3, "width": 8},
         space={"lr": "Float(0.1, 1.0)"},
-        layout={"ranks": 4, "ranks_per_worker": 4, "islands": 1},
     )
     text = format_comparison({"a": make_summary(0.1), "b": other})
     assert "a and b differ in the ranks per worker (2 and 4): their losses may not be" in text
@@ -91,6 +98,24 @@ def test_comparison_tells_what_makes_losses_different() -> None:
     none = replace(make_summary(0.1), evaluations=[])
     text = format_comparison({"a": make_summary(0.1), "b": none})
     assert "a and b: b has no complete evaluation." in text
+
+
+def test_comparison_is_of_trials_and_not_of_the_last_session() -> None:
+    layout = {"ranks": 3, "ranks_per_worker": 1, "islands": 1}
+    sessions = [
+        {**MANIFEST_CONTENT["sessions"][0], "started": start, "settings": {"epochs": epochs}}
+        for start, epochs in (("1970-01-01T00:00:00Z", 4), ("1970-01-01T00:00:04Z", 9))
+    ]
+    resumed = make_summary(0.2, layout=layout, sessions=sessions, settings={"epochs": 9})
+    text = format_comparison({"a": make_summary(0.1), "b": resumed})
+    assert "differ in" not in text, "trial 3, the best, had 2 ranks and 4 epochs"
+    text = format_comparison({"a": make_summary(0.1, ranks=1), "b": resumed})
+    assert "a and b differ in the ranks per worker (1 and 2)" in text
+    text = format_comparison({"a": make_summary(0.1, settings={"epochs": 9}), "b": resumed})
+    assert "a and b differ in the setting epochs" in text
+    ours, theirs = (make_summary(0.1, [0.3, 0.4], ranks) for ranks in (2, 4))
+    text = format_comparison({"a": ours, "b": replace(ours, confirmations=theirs.confirmations)})
+    assert "a and b differ in the ranks per worker (2 and 4)" in text, "of the confirmations"
 
 
 def test_compare_prints_runs_and_refuses_one(

@@ -12,6 +12,7 @@ import pytest
 from hpo.store.evaluations import Evaluation
 from hpo.views import progress
 from hpo.views.progress import ProgressLines
+from hpo.views.times import SessionTimes
 from tests.support.evaluations import make_evaluation
 from tests.support.run_output import parse_lines
 
@@ -48,6 +49,21 @@ def test_progress_prints_ended_evaluations_and_time_left(monkeypatch: pytest.Mon
     # Four evaluations have ended and four are half done, which is the work of six in 15 s. Of the
     # twelve left, the running ones count as half done, so ten evaluations need 25 s.
     assert float(found[1]) == pytest.approx(25, abs=1)
+
+
+def test_time_limit_ends_the_time_left_and_start_up_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_ESTIMATES", 0.0)
+    now = time.time()
+    updates, out = iter([[], [make_complete(0, now - 20)]]), io.StringIO()
+    times = SessionTimes(now - 3600, now + 120)
+    with progress.ProgressPrinter(lambda: next(updates, []), 1000, out, times=times):
+        while "left" not in out.getvalue():
+            time.sleep(0.05)
+    assert re.search(
+        r"\), 1 h 00 min gone, about (2 min 00|1 min \d\d) s left$", out.getvalue(), re.M
+    )
 
 
 def test_progress_counts_promoted_individual_once() -> None:

@@ -182,6 +182,30 @@ def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -
     assert first.startswith("trial 1 of ")
 
 
+def test_confirmations_with_other_settings_count_as_a_cost_only(tmp_path: Path, hpo: Hpo) -> None:
+    space = load_search_file(QUICK).space
+    for settings in ((), ("epochs=3",)):
+        session = start_session(tmp_path / "run", resume=True, confirm_seeds=2, settings=settings)
+        record = session.open_record()
+        if not settings:
+            complete_evaluations(record, 1)
+        session.create_confirmations(space)
+        confirmations = session.open_confirmations()
+        best = rank_evaluations(record.read_evaluations(), 1)
+        total = session.confirmation_plan.enqueue_planned(confirmations, best, space)
+        for _ in range(2):
+            assignment = claim_evaluation(confirmations, None, {}, total, hosts={"node": 1})
+            confirmations.complete(assignment, 1.5, 3600.0, {})
+    details = json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])
+    assert details["confirmed_by"] == ["confirm-2", "confirm-3"]
+    summary = json.loads(hpo("top", tmp_path / "run", "--json")[1])
+    assert [len(each["losses"]) for each in summary["confirmed"]] == [2]
+    assert summary["rank_hours"]["confirmations"] == 4.0
+    start_session(tmp_path / "run", resume=True, confirm_seeds=0)
+    summary = json.loads(hpo("top", tmp_path / "run", "--json")[1])
+    assert (summary["confirmed"], summary["rank_hours"]["confirmations"]) == ([], 4.0)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
