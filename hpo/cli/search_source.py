@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from hpo.errors import UsageError
@@ -15,6 +17,22 @@ from hpo.space.parameters import parse_parameter
 _PACKAGE = Path(__file__).parents[1]
 _OPTION_EXAMPLE = "--space 'lr=Float(1e-4, 1e-1, log=True)'"
 _EXAMPLE = f"Write for example {_OPTION_EXAMPLE}"
+# Launchers of one program on several ranks, each with what a program lacks without it.
+_RANK_LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run"), ""),
+    **dict.fromkeys(
+        ("torch.distributed.launch", "deepspeed", "deepspeed.launcher.runner"),
+        ", without the option --local_rank",
+    ),
+    **dict.fromkeys(
+        ("accelerate launch", "accelerate.commands.launch"), ", without accelerate's configuration"
+    ),
+}
+# Options of `accelerate launch` that only say where ranks run. Others change the training.
+_ACCELERATE_OPTIONS = re.compile(
+    "--(multi_gpu|same_network|quiet|tee|log_dir|role|max_restarts|monitor_interval|machine_rank|"
+    "gpu_ids|(num|main_process|rdzv)_.*|enable_cpu_affinity|config_file)"
+)
 
 
 def find_search_space(path: Path) -> Path:
@@ -62,7 +80,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     """Return the Script objective that runs the program after ``--``."""
-    parts = list(command)
+    parts = _drop_launcher(command)
     if parts[:1] in (["python"], ["python3"]):
         # Trainers run Python scripts themselves, since they have already imported torch.
         if parts[1:2] == ["-u"]:
@@ -92,6 +110,50 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return script
+
+
+def _drop_launcher(command: Sequence[str]) -> list[str]:
+    """Return a command without the launcher of its ranks, which the worker replaces, and print so.
+
+    Other launchers stay: `find_program` refuses them.
+    """
+    words = list(command)
+    for start in (["python"], ["python3"], ["-u"], ["-m"]):
+        if words[:1] == start:
+            del words[0]
+    name = Path(words[0]).name if words else ""
+    count = 2 if words[1:2] == ["launch"] else 1
+    launcher = " ".join([name, *words[1:count]])
+    options = list(takewhile(lambda word: not _begins_program(word), words[count:]))
+    program = words[count + len(options) :]
+    runs_python = not {"--no-python", "--no_python"} & {*options}
+    if launcher not in _RANK_LAUNCHERS or not program or not runs_python:
+        return list(command)
+    if launcher.startswith("accelerate"):
+        _check_accelerate_options(launcher, options)
+    if program[0] == "--module":
+        program[0] = "-m"
+    runs = program[1 if program[0] == "-m" else 0]
+    print(
+        f"{' '.join([launcher, *options])} is left out: each rank of a worker runs {runs}"
+        f"{_RANK_LAUNCHERS[launcher]}",
+        flush=True,
+    )
+    return program
+
+
+def _begins_program(word: str) -> bool:
+    return word.endswith(".py") or word in ("-m", "--module")
+
+
+def _check_accelerate_options(launcher: str, options: Sequence[str]) -> None:
+    for option in options:
+        name = option.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+        if name.startswith("--") and not _ACCELERATE_OPTIONS.fullmatch(name):
+            raise UsageError(
+                f"{launcher} {option}: the search starts the script without accelerate. Leave the "
+                "option out, and give its value to Accelerator(...) in the script"
+            )
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, str]:

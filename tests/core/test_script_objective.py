@@ -327,6 +327,60 @@ def test_launcher_before_the_script_is_refused(command: str, launcher: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("command", "program", "without"),
+    [
+        ("torchrun --nproc_per_node=2 train.py --lr 1", "train.py --lr 1", ""),
+        ("torchrun --standalone -m pack.train a.py", "-m pack.train a.py", ""),
+        ("python -u -m torch.distributed.run --nnodes 2 train.py", "train.py", ""),
+        (
+            "python3 -m torch.distributed.launch --use_env train.py -m x",
+            "train.py -m x",
+            "without the option --local_rank",
+        ),
+        ("deepspeed --module pack.train", "-m pack.train", "without the option --local_rank"),
+        (
+            "/opt/bin/accelerate launch --num_processes 4 --main-process-port=1 train.py --cpu",
+            "train.py --cpu",
+            "without accelerate's configuration",
+        ),
+    ],
+)
+def test_launcher_of_ranks_is_left_out(
+    command: str,
+    program: str,
+    without: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("pack").mkdir()
+    Path("pack/train.py").touch()
+    script = make_script(shlex.split(command), ProgramOptions())
+    assert list(script.command) == shlex.split(program)
+    printed = capsys.readouterr().out
+    assert re.fullmatch(
+        r".+ is left out: each rank of a worker runs (pack\.train|train\.py).*\n", printed
+    )
+    assert printed.endswith(f", {without}\n" if without else f"{script.name}\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --no-python bash train.py",
+        "srun -n 2 train.py",
+        "fabric run --devices 2 train.py",
+        "torchrun --nproc_per_node 2",
+    ],
+)
+def test_launcher_that_may_do_more_is_refused(command: str) -> None:
+    with pytest.raises(UsageError, match="must not be in the command"):
+        make_script(shlex.split(command), ProgramOptions())
+
+
+@pytest.mark.parametrize(
     "command",
     ["train.py --launcher srun", "env train.py accelerate launch", "env --argv0 mpirun a"],
 )

@@ -32,10 +32,11 @@ def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
         "--run-dir",
         "run",
     ]
-    job = mpi.run(
-        4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path
-    )
+    command = ["torchrun", "--nproc_per_node=2", "train.py", "--epochs", 2]
+    job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
+    note = "torchrun --nproc_per_node=2 is left out: each rank of a worker runs train.py\n"
+    assert job.stdout.count(note) == 1
     trials = load_trials(tmp_path / "run")
     assert len(find_complete_losses(trials)) == 6
     assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
@@ -447,9 +448,13 @@ def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> No
 MISTAKES = [
     (["train.py"], "SEARCH_SPACE must be a file with a `space`, got train.py. "),
     (
-        [*LR, "--", "torchrun", "train.py"],
-        "torchrun must not be in the command, since the search starts the ranks. Name the script: "
+        [*LR, "--", "srun", "train.py"],
+        "srun must not be in the command, since the search starts the ranks. Name the script: "
         "-- train.py\n",
+    ),
+    (
+        [*LR, "--", "accelerate", "launch", "--mixed_precision=bf16", "train.py"],
+        "accelerate launch --mixed_precision=bf16: the search starts the script without accelerate",
     ),
     ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
     (

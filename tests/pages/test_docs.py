@@ -174,7 +174,7 @@ def test_what_lightning_trains_is_searched_as_written(
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(example("docs/training/scripts.md", "train.py"), "utf-8")
     hpo = HPO
-    (_, checking, whole, resuming) = commands_with("docs/training/scripts.md", "mpirun")
+    (_, checking, whole, launched, resuming) = commands_with("docs/training/scripts.md", "mpirun")
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(find_complete_losses(load_trials(tmp_path / "runs" / "script"))) == 16
@@ -184,6 +184,10 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     first_options = ["--evaluations", 4, "--run-dir", "readme"]
     job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
+    options = ["--evaluations", 2, "--run-dir", "launched"]
+    job = mpi.run(2, *hpo, "search", *options, *launched[5:], cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "torchrun --nproc_per_node=2 is left out" in job.stdout
     (_, saving, search) = blocks("docs/training/scripts.md", "python")
     (tmp_path / "my_search.py").write_text(search, "utf-8")
     options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
