@@ -61,7 +61,7 @@ def hpo(
 @app.command()
 def init(
     script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="A Python script with argparse options.")
+        Path, typer.Argument(metavar="SCRIPT", help="A Python script that trains a network.")
     ],
 ) -> None:
     """Propose a search file for a training script."""

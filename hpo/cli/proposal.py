@@ -1,86 +1,36 @@
-"""Propose a search file for a training script from its argparse options, without running it."""
+"""Propose a search file for a training script from its options, without running it."""
 
 from __future__ import annotations
 
 import ast
-import keyword
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from hpo.cli.script_options import ScriptOption, find_options, find_words
 from hpo.errors import UsageError
 from hpo.script_objective import propose_loss_pattern
 
 _LOG_NAME_PATTERN = re.compile(
     r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE
 )
-# Names of what people tune, the most important first.
-_TUNED_NAMES = (
-    *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
-    *("sched", "gamma", "smoothing", "hidden|width|dim", "layers|depth", "clip", "beta", "eps"),
-)
 _ALWAYS_TUNED = 6  # Those up to the momentum are proposed even if only their default is known.
 _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
 _WAYS = {
-    "hydra": "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} optimizer.lr='{{lr}}'",
+    "hydra": (
+        "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} optimizer.lr='{{lr}}' "
+        "hydra.run.dir='{{folder}}'"
+    ),
     "LightningCLI": (
         "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} fit --optimizer.lr='{{lr}}'"
     ),
     "HfArgumentParser": "--space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}",
 }
-_SEED_FLAG = re.compile(r"--(\w+[-_])?seed")
 _PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 _FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 _LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
 _DECADE = 10
-_BOOLEAN_ACTION = "BooleanOptionalAction"  # of argparse
-
-
-@dataclass(frozen=True)
-class _Option:
-    """An option of a script, as read from its call of `add_argument` in the code."""
-
-    flag: str
-    kind: str = "str"
-    default: Any = None
-    choices: list[Any] = field(default_factory=list)
-    is_switch: bool = False
-    is_required: bool = False
-
-    @property
-    def rank(self) -> int:
-        """How early it is proposed: the lower, the more people tune options of this name."""
-        matches = (re.search(names, self.name, re.IGNORECASE) for names in _TUNED_NAMES)
-        return next((i for i, match in enumerate(matches) if match), len(_TUNED_NAMES))
-
-    @property
-    def name(self) -> str:
-        """Name of the hyperparameter that sets this option."""
-        name = re.sub(r"\W", "_", self.flag.lstrip("-"))
-        return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
-
-    @property
-    def has_other_name(self) -> bool:
-        """Whether the option differs from ``--`` followed by `name`, as ``--batch-size`` does.
-
-        The `Script` of the search file must then contain ``--batch-size`` and the placeholder
-        ``{batch_size}``, unless it is a switch.
-        """
-        return not self.is_switch and self.flag != f"--{self.name}"
-
-    @property
-    def is_seed(self) -> bool:
-        """Whether it takes the seed of an evaluation, so that it is not a hyperparameter."""
-        return bool(_SEED_FLAG.fullmatch(self.flag))
-
-    @property
-    def example(self) -> list[str]:
-        """Arguments that give it a value, which the user must replace."""
-        value = self.name.upper()
-        return [self.flag, value] if self.flag.startswith("-") else [value]
 
 
 def propose_search(path: Path) -> str:
@@ -95,7 +45,7 @@ def propose_search(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
-    options = list({option.name: option for option in _find_options(tree)}.values())
+    options = find_options(tree)
     if not any(option.flag.startswith("-") and not option.is_seed for option in options):
         raise UsageError(_describe_missing_options(path, tree))
     proposed = {option.name: _make_parameter_code(option) for option in options}
@@ -105,7 +55,8 @@ def propose_search(path: Path) -> str:
     kinds = {"Script", "SearchSpace"}
     values = [option for option in options if option.is_required and not option.is_seed]
     required = [option for option in values if option not in chosen]
-    parts = [repr(str(path)), *(repr(word) for each in required for word in each.example)]
+    words = [str(path), *find_words(tree), *(word for each in required for word in each.example)]
+    parts = list(map(repr, words))
     for option in options:
         if option.is_seed:
             parts += [repr(option.flag), "'{seed}'"]
@@ -136,33 +87,7 @@ def propose_search(path: Path) -> str:
     )
 
 
-def _find_options(tree: ast.AST) -> Iterator[_Option]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr != "add_argument":
-            continue
-        texts = map(_evaluate_literal, node.args)
-        names = [text for text in texts if isinstance(text, str)]
-        flags = [text for text in names if text.startswith("--")] or names
-        if not flags:
-            continue
-        given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
-        default = _evaluate_literal(given.get("default"))
-        choices = _evaluate_literal(given.get("choices"))
-        choices = list(choices) if isinstance(choices, (list, tuple)) else []
-        annotation = given.get("type")
-        kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
-        action = ast.unparse(given["action"]).strip("'") if "action" in given else ""
-        is_switch = action in ("store_true", "store_false") or action.endswith(_BOOLEAN_ACTION)
-        is_optional = _evaluate_literal(given.get("nargs")) in ("?", "*")
-        is_required = _evaluate_literal(given.get("required")) is True
-        if not flags[0].startswith("-"):
-            is_required = not is_optional
-        yield _Option(flags[0], kind, default, choices, is_switch, is_required)
-
-
-def _make_parameter_code(option: _Option) -> tuple[str, bool]:
+def _make_parameter_code(option: ScriptOption) -> tuple[str, bool]:
     """Return the code of a parameter, and whether the proposed search space contains it.
 
     If not, the search file contains it as a comment. The code is "" if the range of the parameter
@@ -173,7 +98,7 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     # A search replaces or appends options only.
     if option.is_seed or not option.flag.startswith("--"):
         return "", False
-    if option.is_switch:
+    if option.is_switch or (option.kind == "bool" and isinstance(default, bool)):
         return "Categorical(True, False)", False
     if len(option.choices) > 1:
         return f"Categorical({', '.join(map(repr, option.choices))})", True
@@ -196,18 +121,13 @@ def _round_digits(value: float) -> float:
     return float(f"{value:.2g}") if math.isfinite(value) else value
 
 
-def _evaluate_literal(node: ast.expr | None) -> Any:
-    try:
-        return None if node is None else ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
     """Yield each text of a script with the word loss, with 1.0 for each value that is put into it.
 
     The texts are examples of printed lines, from which `propose_loss_pattern` makes a pattern.
     """
+    if any("TrainingArguments" in getattr(node, "id", "") for node in ast.walk(tree)):
+        yield "{'eval_loss': '1.0'}"  # transformers' Trainer prints it.
     texts = (_make_example(node) for node in ast.walk(tree))
     yield from (text for text in texts if _LOSS_PATTERN.search(text))
 
@@ -237,7 +157,7 @@ def _get_text(node: ast.expr) -> str:
 
 
 def _describe_missing_options(path: Path, tree: ast.AST) -> str:
-    """Return why nothing can be proposed, and the command for a parser that is not argparse."""
+    """Return why nothing can be proposed, and the command for a parser that cannot be read."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for name, way in _WAYS.items():
         if name in names:
@@ -246,6 +166,6 @@ def _describe_missing_options(path: Path, tree: ast.AST) -> str:
                 f"hpo search {way.format(path=path)}"
             )
     return (
-        f"{path} has no options of argparse that could be searched, such as "
+        f"{path} has no options that could be searched, such as those of argparse: "
         "add_argument('--lr', type=float)"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hpo import Categorical, Float, Int
+from hpo import Categorical, Float
 from hpo.cli.search_source import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.program_supervision import ReportMerger
@@ -25,7 +25,6 @@ from hpo.evaluation.trainer_client import OutputPipe, TrainerOutput
 from hpo.options import ProgramOptions
 from hpo.process.messages import Report
 from hpo.script_objective import Script, find_epochs, find_program, propose_loss_pattern
-from tests.support.launch import Hpo
 from tests.support.limits import scale
 
 
@@ -493,49 +492,6 @@ def test_report_outside_search_does_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=scale(60))
 
 
-OPTIONS = """
-import argparse
-p = argparse.ArgumentParser()
-p.add_argument("--lr", type=float, default=0.01)
-p.add_argument("-w", "--weight-decay", type=float, default=0.0)
-p.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
-p.add_argument("--batch-size", default=32, type=int)
-p.add_argument("--dropout", type=float, default=0.1)
-p.add_argument("--amp", action="store_true")
-p.add_argument("--lambda", type=float, default=2.0)
-p.add_argument("--data", default="x")
-p.add_argument("--seed", type=int, default=42)
-p.add_argument("path")
-raise SystemExit("it is not run")
-print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
-"""
-
-
-def test_init_proposes_eight_of_many_options(tmp_path: Path, hpo: Hpo) -> None:
-    names = [*"abcdefg", "lr", "weight-decay", "opt"]
-    options = [f"p.add_argument('--{name}', choices=[1, 2])" for name in names]
-    options += ["p.add_argument('--out', required=True)", "p.add_argument('rest', nargs='*')"]
-    options += ["p.add_argument('--no-accel', action='store_true')"]
-    options += ["p.add_argument('--bn', action=argparse.BooleanOptionalAction)"]
-    code = "import argparse\np = argparse.ArgumentParser()\n" + "\n".join(options)
-    for printed_loss in (
-        "'Test loss: %.4f' % x",
-        "'Test loss: {:.4f}'.format(x)",
-        "'Test loss:', x",
-    ):
-        (tmp_path / "train.py").write_text(f"{code}\nprint({printed_loss})\n")
-        status, printed, errors = hpo("init", tmp_path / "train.py")
-        assert (status, errors) == (0, "")
-        found: dict[str, Any] = {}
-        exec(printed, found)
-        assert list(found["space"].parameters) == [*"abcde", "lr", "weight_decay", "opt"]
-        assert found["objective"].command[1:3] == ("--out", "OUT")
-        assert "# Replace OUT by a value.\n" in printed
-        assert "# Add flags=['no-accel', 'bn'] if" in printed
-        pattern = found["objective"].loss
-        assert re.findall(pattern, "epoch 1 Test loss: 0.5000") == ["0.5000"]
-
-
 def test_flag_may_have_dashes() -> None:
     script = Script("train.py", flags=["no-accel"])
     script.check({"no_accel": Categorical(True, False)}, [])
@@ -543,47 +499,3 @@ def test_flag_may_have_dashes() -> None:
     assert script.make_arguments({"no_accel": False}, {}) == ["train.py"]
     with pytest.raises(ValueError, match="the flag 'no-accel' must be a Categorical"):
         script.check({"no_accel": Float(0.0, 1.0)}, [])
-
-
-def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo) -> None:
-    (tmp_path / "train.py").write_text(OPTIONS)
-    status, printed, errors = hpo("init", tmp_path / "train.py")
-    assert (status, errors) == (0, "")
-    found: dict[str, Any] = {}
-    exec(printed, found)
-    weight_decay, chosen = Float(1e-4, 1e-2, log=True), Categorical("sgd", "adam")
-    assert found["space"].parameters == {
-        "lr": Float(1e-3, 0.1, log=True),
-        "weight_decay": weight_decay,
-        "optimizer": chosen,
-        "batch_size": Int(8, 128, log=True),
-        "dropout": Float(0.0, 0.5),
-    }
-    assert found["objective"].command == (
-        str(tmp_path / "train.py"),
-        "PATH",
-        *("--weight-decay", "{weight_decay}", "--batch-size", "{batch_size}", "--seed", "{seed}"),
-    )
-    assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == [
-        "2.0000"
-    ]
-    for line in (
-        "    # amp=Categorical(True, False),\n",
-        "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",
-        "# Add flags=['amp'] if one of them is searched.\n",
-        "# Replace PATH by a value.\n",
-    ):
-        assert line in printed
-    uncommented = re.sub(r"^    # ", "    ", printed, flags=re.MULTILINE)
-    exec(uncommented, found)
-    assert len(found["space"].parameters) == 7
-    for text, message in (
-        ("x = 1", "has no options of argparse"),
-        ("x = (", "is not a Python script"),
-        ("import hydra\n@hydra.main()\ndef main(): ...", "takes its options from hydra, which "),
-        ("HfArgumentParser(1)", "takes its options from HfArgumentParser, which cannot be read "),
-    ):
-        (tmp_path / "train.py").write_text(text)
-        status, printed, errors = hpo("init", tmp_path / "train.py")
-        assert (status, printed) == (2, "")
-        assert errors.startswith(f"error: {tmp_path / 'train.py'} {message}")

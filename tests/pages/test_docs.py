@@ -174,7 +174,8 @@ def test_what_lightning_trains_is_searched_as_written(
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(example("docs/training/scripts.md", "train.py"), "utf-8")
     hpo = HPO
-    (_, checking, whole, launched, resuming) = commands_with("docs/training/scripts.md", "mpirun")
+    commands = commands_with("docs/training/scripts.md", "mpirun")
+    (_, checking, whole, launched, resuming, _) = commands  # The last is for Hydra.
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(find_complete_losses(load_trials(tmp_path / "runs" / "script"))) == 16

@@ -27,7 +27,7 @@ from tests.support.runs import (
 )
 from tests.support.writer_stubs import LeaderStub, make_writer
 
-# What a notebook does, without the weights.
+# The calls of a notebook, except `best_weights`.
 _NOTEBOOK = """
 import sys
 import hpo
