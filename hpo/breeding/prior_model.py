@@ -114,7 +114,8 @@ class PriorModel:
         The first result is Spearman's correlations of the ranks of the prior density and of
         success, shape `(priors,)`. They are positive if costs are lower where the prior is denser.
         The second result is the correlations divided by their standard deviation for a useless
-        prior. Both are 0 for fewer than 5 evaluations in which the parameter is active.
+        prior. For fewer than 5 evaluations in which the parameter is active, or without
+        differences, they are NaN and 0.
         """
         densities = self.compute_log_densities(genes, active)
         return _compare_ranks(densities, active[:, self._indices], _add_ranks(costs))
@@ -127,7 +128,8 @@ class PriorModel:
 
 def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[Vector, Vector]:
     """Return what `PriorModel.compare` does, from arrays of shape `(evaluations, priors)`."""
-    correlations, deviations = np.zeros((2, log_densities.shape[1]))
+    correlations = np.full(log_densities.shape[1], np.nan)
+    deviations = np.zeros(log_densities.shape[1])
     for prior, (densities, own) in enumerate(zip(log_densities.T, active.T, strict=True)):
         if own.sum() >= _MIN_COMPARED:
             within = ranks if own.all() else rank_values(ranks[own])
@@ -135,8 +137,9 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
             within = within - len(within) / 2
             denser = rank_values(densities[own]) - len(within) / 2
             scale = math.sqrt((denser @ denser) * (within @ within))
-            correlations[prior] = -float(denser @ within / max(scale, 1e-9))
-            deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
+            if scale > 0:
+                correlations[prior] = -float(denser @ within / scale)
+                deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
     return correlations, deviations
 
 

@@ -211,7 +211,9 @@ def _advise_after_comparison(
     choice = f"take trial {first.trial}"
     if first.worse_by_at_most is not None:
         worse_by = format_number(first.worse_by_at_most)
-        choice += f", which is worse than the best by {worse_by} at most"
+        is_whole = len(select_comparable(entries)) == len(entries)
+        best = "the best" if is_whole else "the best of those that failed as often"
+        choice += f", which is worse than {best} by {worse_by} at most"
     possible = format_list(entry.trial for entry in entries if entry.may_be_best)
     why = (
         f"{given}, trials {possible} may be the best, and none is certain to be as good within "

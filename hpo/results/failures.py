@@ -18,7 +18,7 @@ from hpo.text_format import format_value
 
 # Numbers, sizes and addresses in the text of a reason, except line numbers, statuses, and digits of
 # names.
-_NUMBER = re.compile(r"(?<![\w:.])(?<!status )(?:0x[0-9a-f]+|\d[\d.,]*(?: ?[KMGT]i?B)?)")
+_NUMBER = re.compile(r"(?<![\w.])(?<!\w:)(?<!status )(?:0x[0-9a-f]+|\d[\d.,]*(?: ?[KMGT]i?B)?)")
 
 _MIN_FAILED = 4
 _MIN_COVERED = 0.6  # Share of all failures that must lie in the region.

@@ -486,11 +486,11 @@ class PriorAgreement:
     value: Value
     confidence: str
     """How sure the prior is: "low", "medium" or "high"."""
-    correlation: float
+    correlation: float | None
     """Spearman's correlation of the ranks of the prior density and of success.
 
-    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations.
-    Failed evaluations are the worst.
+    It is positive if losses are lower near the expected value, and None for fewer than 5
+    evaluations, or without differences. Failed evaluations are the worst.
     """
     verdict: str
     """Whether evaluations "agree", "contradict" or are "undecided".
@@ -519,8 +519,10 @@ def compare_priors(
         genes, active = compute_genes(params, GeneEncoding(whole))
         correlations, deviations = PriorModel(whole).compare(genes, active, costs)
     else:
-        correlations = deviations = np.zeros(len(whole.priors))
-    rows = zip(whole.priors.items(), correlations.tolist(), deviations.tolist(), strict=True)
+        correlations = np.full(len(whole.priors), np.nan)
+        deviations = np.zeros(len(whole.priors))
+    known = [None if math.isnan(each) else each for each in correlations.tolist()]
+    rows = zip(whole.priors.items(), known, deviations.tolist(), strict=True)
     return [
         PriorAgreement(
             name, value, whole.parameters[name].confidence, correlation, _judge(distance)

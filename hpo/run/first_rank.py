@@ -177,7 +177,10 @@ class FirstRank:
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, what `writer` commits."""
         watch = self._job.watch
-        times = SessionTimes(self._job.started_at, time.time() + watch.seconds_left)
+        run = self.session.manifest
+        is_search = writer.study.study_name == run.study
+        then = "--confirm-seeds" if run.confirm_seeds and is_search else ""
+        times = SessionTimes(self._job.started_at, time.time() + watch.seconds_left, then)
         return ProgressPrinter(
             writer.take_committed,
             budget,

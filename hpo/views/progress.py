@@ -183,7 +183,8 @@ class ProgressPrinter:
         left = "nothing yet"
         if pace.seconds_left is not None:
             seconds = min(pace.seconds_left, max(0.0, self._times.stops_at - now))
-            left = f"about {format_duration(seconds)} left"
+            then = f", then {self._times.then}" if self._times.then else ""
+            left = f"about {format_duration(seconds)} left{then}"
         # It is negative if the clock was set back.
         gone = format_duration(max(0.0, now - self._times.started_at))
         return f"{gone} gone, {left}"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import Objectives
-from hpo.results.confirmation import ConfirmedIndividual, describe_margin
+from hpo.results.confirmation import ConfirmedIndividual, describe_margin, select_comparable
 from hpo.results.cost import CONFIRMATIONS, Cost
 from hpo.results.display_names import name_metrics, name_params
 from hpo.results.hypervolume import Hypervolume
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpo.results.models import PriorAgreement
 
 _LEAST_HOURS = 0.1  # fewer are not shown
+_MANY_HOURS = 10.0
 _TOLERANCE = 0.02  # fraction of a loss; smaller differences are not mentioned
 _METHOD = "95% confidence, Hsu's multiple comparisons with the best"
 RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
@@ -151,12 +152,14 @@ def describe_comparison(
     named = list(zip(names, entries, strict=True))
     candidates = [name for name, entry in named if entry.may_be_best]
     good = [name for name, entry in named if entry.as_good]
+    compared = select_comparable(entries)
+    alike = "" if len(compared) == len(entries) else " of those that failed as often"
+    subject = _capitalize(format_list(candidates, len(candidates)))
     if len(candidates) == 1:
-        sentences = [f"{_capitalize(candidates[0])} is the best of these ({_METHOD})."]
+        sentences = [f"{subject} is the best{alike or ' of these'} ({_METHOD})."]
     else:
-        rest = "" if len(candidates) == len(entries) else ", and no other one"
-        subject = _capitalize(format_list(candidates, len(candidates)))
-        sentences = [f"{subject} may be the best{rest} ({_METHOD})."]
+        rest = "" if len(candidates) == len(compared) else ", and no other one"
+        sentences = [f"{subject} may be the best{alike}{rest} ({_METHOD})."]
     within = f"as good as the best within {describe_margin(entries, margin)}"
     if len(good) > 1:
         sentences.append(f"{_capitalize(format_list(good, len(good)))} are {within}.")
@@ -202,9 +205,13 @@ def make_prior_columns(priors: Sequence[PriorAgreement]) -> Columns:
         ("hyperparameter", [prior.name for prior in priors]),
         ("prior", [format_value(prior.value) for prior in priors]),
         ("confidence", [prior.confidence for prior in priors]),
-        ("correlation", [f"{round(prior.correlation, 2) + 0.0:.2f}" for prior in priors]),
+        ("correlation", [_format_correlation(prior.correlation) for prior in priors]),
         ("evaluations", [prior.verdict for prior in priors]),
     ]
+
+
+def _format_correlation(value: float | None) -> str:
+    return "" if value is None else f"{round(value, 2) + 0.0:.2f}"
 
 
 def make_rung_columns(rungs: Sequence[RungSummary]) -> Columns:
@@ -231,11 +238,12 @@ def format_cost(cost: Cost) -> str:
     total = sum(hours.values())
     if total < _LEAST_HOURS:
         return ""
-    parts = ", ".join(f"{value:.1f} {outcome}" for outcome, value in hours.items())
+    digits = 1 if total >= _MANY_HOURS else 3
+    parts = ", ".join(f"{value:.{digits}f} {outcome}" for outcome, value in hours.items())
     again = total - hours.get(CONFIRMATIONS, 0.0)
     return (
-        f"{total:.1f} {name} hours in all sessions: {parts}; as many evaluations again would take "
-        f"about {again:.1f}"
+        f"{total:.{digits}f} {name} hours in all sessions: {parts}; as many evaluations again "
+        f"would take about {again:.{digits}f}"
     )
 
 

@@ -19,6 +19,8 @@ class SessionTimes:
     started_at: float
     stops_at: float = math.inf
     """When it is stopped, by its time limit or the end of its job."""
+    then: str = ""
+    """The option whose evaluations follow."""
 
 
 @dataclass(frozen=True)

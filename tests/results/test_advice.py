@@ -295,6 +295,11 @@ def test_failure_advice_shows_a_failure_of_the_region() -> None:
         ),
         ("rank 0, a.py:3: KeyError: 'a'", "rank 1, a.py:3: KeyError: 'a'", "a.py:3: KeyError: 'a'"),
         ("2 of 64 at 0x7fab12", "3 of 64 at 0x8c", "... of 64 at ..."),
+        (
+            "a.py:3: RuntimeError: Connection closed by peer [127.0.0.1]:39591",
+            "a.py:3: RuntimeError: Connection closed by peer [127.0.0.1]:4802",
+            "a.py:3: RuntimeError: Connection closed by peer [127.0.0.1]:...",
+        ),
         ("a.py:3: KeyError: 'a'", "a.py:4: KeyError: 'a'", None),
         ("a.py:3: KeyError: 'conv1'", "a.py:3: KeyError: 'conv2'", None),
         ("the trainer ended with status 1", "the trainer ended with status 2", None),

@@ -121,6 +121,13 @@ def test_describe_confirmed_names_best_and_equally_good() -> None:
     )
     assert wide[1].startswith("None is certain to be as good as the best within 0.0")
     assert "trial 0 may be worse by up to 0.0" in wide[1]
+    # Trial 2, with a mean that may be lower, has failed once, and is not compared.
+    confirmations = make_confirmations([[0.1, 0.12, 0.14], [0.11, 0.13, 0.15], [0.01, 0.02]])
+    confirmations.append(make_confirmation(2, 2, math.inf, "failed"))
+    one_failed = describe_confirmed(Summary([], make_manifest(), 3, confirmations))
+    assert one_failed[0].startswith(
+        "Trial 0 and trial 1 may be the best of those that failed as often (95% confidence"
+    )
     equal = [0.1, 0.12, 0.14] * 10
     assert describe([equal, equal])[1].startswith(
         "Trial 0 and trial 1 are as good as the best within 0.01"

@@ -49,8 +49,8 @@ def test_hours_of_ranks_and_gpus_are_added_once_by_outcome() -> None:
 def test_cost_without_gpus_is_in_hours_of_ranks() -> None:
     cost = compute_cost([make_timed(0, "complete", 0.06, gpus={})])
     assert format_cost(cost) == (
-        "0.1 rank hours in all sessions: 0.1 complete; as many evaluations again would take about "
-        "0.1"
+        "0.120 rank hours in all sessions: 0.120 complete; as many evaluations again would take "
+        "about 0.120"
     )
     # Only confirmations that the plan of this session has are given: here not trial 1.
     later = make_timed(2, "complete", 0.5, retry_of=1, seconds_before=360.0, gpus={})
