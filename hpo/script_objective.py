@@ -27,7 +27,8 @@ _NAMED_LOSS_PATTERN = re.compile(
 _LAUNCHERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), ""),
     **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "srun", "horovodrun"), ""),
-    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch"), ""),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner", "accelerate-launch"), ""),
+    "accelerate.commands.launch": "",
     **dict.fromkeys(("accelerate", "accelerate.commands.accelerate_cli"), "launch"),
     **dict.fromkeys(("fabric", "lightning", "lightning.fabric.cli", "lightning_fabric.cli"), "run"),
 }
@@ -178,7 +179,7 @@ class Script:
         for part in self.resume:
             _check_placeholders(part, [*known, *(["checkpoint"] if self.resume_file else [])])
         for flag in self.flags:
-            name = flag.replace("-", "_")
+            name = re.sub(r"\W", "_", flag)
             if name not in names:
                 raise ValueError(
                     f"a flag must be one of the hyperparameters {', '.join(names)}, got {flag!r}. "
@@ -220,7 +221,7 @@ class Script:
         """
         values = {**others, **params}
         inactive = set(absent)
-        flags = {flag.replace("-", "_"): f"--{flag}" for flag in self.flags}
+        flags = {re.sub(r"\W", "_", flag): f"--{flag}" for flag in self.flags}
         placed: set[str] = set()
         parts: list[str] = []
         for part in self.command:
@@ -397,7 +398,7 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
     match = next((match for match in found if is_validation(match[1])), found[0])
     gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
     quote = "." if match[2] else ""
-    value_quote = "." if match[4] else ""
+    value_quote = r"[^\w.+-]?" if match[4] else ""  # transformers 5 quotes numbers, 4 does not.
     return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value_quote}{NUMBER_GROUP}"
 
 

@@ -25,6 +25,7 @@ _WAYS = {
     "LightningCLI": (
         "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} fit --optimizer.lr='{{lr}}'"
     ),
+    "CLI": "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}",
     "HfArgumentParser": "--space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}",
 }
 _PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
@@ -49,6 +50,8 @@ def propose_search(path: Path) -> str:
     if not any(option.flag.startswith("-") and not option.is_seed for option in options):
         raise UsageError(_describe_missing_options(path, tree))
     proposed = {option.name: _make_parameter_code(option) for option in options}
+    if not any(code for code, _ in proposed.values()):
+        raise UsageError(_describe_missing_options(path, tree))
     suitable = [option for option in options if proposed[option.name][1]]
     chosen = sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
     lines = []

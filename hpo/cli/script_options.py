@@ -10,7 +10,8 @@ import ast
 import keyword
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Names of what people tune, the most important first.
@@ -18,13 +19,13 @@ _TUNED_NAMES = (
     *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
     *("sched", "gamma", "smoothing", "hidden|width|dim", "layers|depth", "clip", "beta", "eps"),
 )
-_SEED_FLAG = re.compile(r"--(\w+[-_])?seed")
+_SEED_FLAG = re.compile(r"--(\w+[-_])?seed(_everything)?")
 _BOOLEAN_ACTION = "BooleanOptionalAction"  # of argparse
 
-# Callables that take classes or functions: of tyro, jsonargparse, transformers, and Lightning.
-_PARSERS = ("cli", "CLI", "auto_cli", "HfArgumentParser", "LightningCLI")
-_LIGHTNING_PREFIXES = ("model.", "data.")
-_LIGHTNING_KEYWORDS = {"model_class": "model.", "datamodule_class": "data."}
+_JSONARGPARSE = ("CLI", "auto_cli")
+# Callables that take classes or functions: of tyro, transformers, and jsonargparse.
+_PARSERS = ("cli", "HfArgumentParser", *_JSONARGPARSE)
+_FIRST_ARGUMENTS = ("f", "dataclass_types", "components")  # their names
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def find_options(tree: ast.AST) -> list[ScriptOption]:
 def find_words(tree: ast.AST) -> list[str]:
     """Return the words that must precede the options: the subcommand of LightningCLI."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return ["fit"] if any(_get_name(call.func) == "LightningCLI" for call in calls) else []
+    runs = [call for call in calls if _get_name(call.func) == "LightningCLI"]
+    keywords = [each for call in runs for each in call.keywords if each.arg == "run"]
+    is_run = all(_evaluate_literal(each.value) is not False for each in keywords)
+    return ["fit"] if runs and is_run else []
 
 
 def _find_argparse_options(tree: ast.AST) -> Iterator[ScriptOption]:
@@ -124,56 +128,102 @@ class _TypedOptions:
 
     def __init__(self, tree: ast.AST) -> None:
         self._nodes = list(ast.walk(tree))
-        self._defined = {
-            node.name: node
-            for node in self._nodes
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef))
-        }
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        self._defined = {node.name: node for node in self._nodes if isinstance(node, kinds)}
 
     def find(self) -> Iterator[ScriptOption]:
-        for call in self._nodes:
-            parser = _get_name(call.func) if isinstance(call, ast.Call) else ""
-            if not isinstance(call, ast.Call) or parser not in _PARSERS:
-                continue
-            given = [*zip(_LIGHTNING_PREFIXES, call.args, strict=False)]
-            given += [
-                (_LIGHTNING_KEYWORDS.get(each.arg or "", ""), each.value) for each in call.keywords
-            ]
-            for prefix, argument in given:
-                for node in getattr(argument, "elts", [argument]):
-                    start = prefix if parser == "LightningCLI" else ""
-                    yield from self._list_options(_get_name(node), start, parser)
+        for node in self._nodes:
+            parser = _get_name(node.func) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and parser == "LightningCLI":
+                yield from self._read_lightning_call(node)
+            elif isinstance(node, ast.Call) and parser in _PARSERS:
+                yield from self._read_call(node, parser)
 
-    def _list_options(self, name: str, prefix: str, parser: str) -> Iterator[ScriptOption]:
-        """Yield the options of a class or function of the script."""
+    def _read_lightning_call(self, call: ast.Call) -> Iterator[ScriptOption]:
+        yield ScriptOption("--seed_everything", "int")
+        model, data, *_ = [*call.args, ast.Constant(None), ast.Constant(None)]
+        given = {each.arg: each.value for each in call.keywords}
+        classes = {
+            "model.": given.get("model_class", model),
+            "data.": given.get("datamodule_class", data),
+        }
+        for prefix, node in classes.items():
+            yield from self._list_options(_get_name(node), prefix, "LightningCLI")
+
+    def _read_call(self, call: ast.Call, parser: str) -> Iterator[ScriptOption]:
+        given = {each.arg: each.value for each in call.keywords}
+        first = [*call.args, *(given[name] for name in _FIRST_ARGUMENTS if name in given)][:1]
+        names = [_get_name(each) for node in first for each in getattr(node, "elts", [node])]
+        if parser in _JSONARGPARSE:
+            if len(names) > 1 or any(map(self._has_methods, names)):
+                return  # They are subcommands.
+            if _evaluate_literal(given.get("as_positional")) is False:
+                parser = "LightningCLI"  # Also of jsonargparse, without positional arguments.
+        for name in names:
+            yield from self._list_options(name, "", parser)
+
+    def _has_methods(self, name: str) -> bool:
+        body = getattr(self._defined.get(name), "body", [])
+        is_class = isinstance(self._defined.get(name), ast.ClassDef)
+        return is_class and any(not getattr(part, "name", "_").startswith("_") for part in body)
+
+    def _list_options(
+        self, name: str, prefix: str, parser: str, outer: tuple[str, ...] = ()
+    ) -> Iterator[ScriptOption]:
+        """Yield the options of a class or function of the script, unless it is in `outer`."""
         node = self._defined.get(name)
-        if node is None:
-            if name.endswith("TrainingArguments"):
-                yield from _TRAINING_ARGUMENTS
+        if node is None and name.endswith("TrainingArguments"):
+            yield from _TRAINING_ARGUMENTS
+        if node is None or name in outer:
             return
-        if isinstance(node, ast.ClassDef):
+        outer = (*outer, name)
+        function = _find_init(node) if isinstance(node, ast.ClassDef) else node
+        if isinstance(node, ast.ClassDef) and (function is None or function.args.kwarg):
             for base in node.bases:
-                yield from self._list_options(_get_name(base), prefix, parser)
-        for field_name, annotation, default in _list_fields(node):
-            kind = _unwrap_optional(annotation)
+                yield from self._list_options(_get_name(base), prefix, parser, outer)
+        for field_name, annotation, default in _list_fields(node, function):
+            kind, is_optional = _read_annotation(annotation)
             inner = self._defined.get(_get_name(kind))
-            if isinstance(inner, ast.ClassDef):
-                yield from self._list_options(inner.name, f"{prefix}{field_name}.", parser)
-            else:
-                yield _make_typed_option(f"--{prefix}{field_name}", kind, default, parser)
+            if not isinstance(inner, ast.ClassDef):
+                yield _make_typed_option(prefix, field_name, kind, default, parser)
+            elif not is_optional:  # tyro makes subcommands of an optional class.
+                start = f"{prefix}{field_name}."
+                for option in self._list_options(inner.name, start, parser, outer):
+                    is_required = option.is_required and default is None
+                    yield replace(option, is_required=is_required)
 
 
-def _list_fields(
-    node: ast.ClassDef | ast.FunctionDef,
-) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
-    """Yield the name, the annotation and the default of each field or annotated argument."""
-    if isinstance(node, ast.ClassDef):
-        for part in node.body:
-            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
-                yield part.target.id, part.annotation, _find_default(part.value)
-            elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                yield from _list_fields(part)
+_Field = tuple[str, ast.expr, ast.expr | None]
+"""Name, annotation and default."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _find_init(node: ast.ClassDef) -> ast.FunctionDef | None:
+    functions = (part for part in node.body if isinstance(part, ast.FunctionDef))
+    return next((part for part in functions if part.name == "__init__"), None)
+
+
+def _list_fields(node: ast.AST, function: _Function | None) -> Iterator[_Field]:
+    """Yield the arguments of a function, or without one the fields of a dataclass."""
+    if function is not None:
+        yield from _list_arguments(function)
         return
+    for part in getattr(node, "body", []):
+        if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+            continue
+        call = part.value if isinstance(part.value, ast.Call) else None
+        if call is None or _get_name(call.func) not in ("field", "Field", "HfArg"):
+            yield part.target.id, part.annotation, part.value
+            continue
+        given = {each.arg: each.value for each in call.keywords}
+        first = call.args[0] if call.args else None
+        default = given.get("default", given.get("default_factory", first))
+        if _evaluate_literal(given.get("init")) is not False:
+            yield part.target.id, part.annotation, default
+
+
+def _list_arguments(node: _Function) -> Iterator[_Field]:
+    """Yield the annotated arguments of a function."""
     positional = [*node.args.posonlyargs, *node.args.args]
     defaults = [None] * (len(positional) - len(node.args.defaults)) + [*node.args.defaults]
     pairs = [*zip(positional, defaults, strict=True)]
@@ -183,39 +233,52 @@ def _list_fields(
             yield argument.arg, argument.annotation, default
 
 
-def _find_default(value: ast.expr | None) -> ast.expr | None:
-    """Return the default of a field, also of a call such as ``field(default=0.1)``."""
-    if not isinstance(value, ast.Call):
-        return value
-    given = {each.arg: each.value for each in value.keywords}
-    return given.get("default", given.get("default_factory"))
-
-
 def _make_typed_option(
-    flag: str, kind: ast.expr, default: ast.expr | None, parser: str
+    prefix: str, name: str, kind: ast.expr, default: ast.expr | None, parser: str
 ) -> ScriptOption:
     choices = []
     if isinstance(kind, ast.Subscript) and _get_name(kind.value) == "Literal":
         choices = [_evaluate_literal(each) for each in getattr(kind.slice, "elts", [kind.slice])]
     value = _evaluate_literal(default)
-    name = _get_name(kind)
+    type_name = _get_name(kind)
     # tyro turns an option on by its name. Others take true or false.
-    is_switch = name == "bool" and parser == "cli" and value is False
-    if name == "bool" and parser == "cli" and value is not False:
-        name = ""  # Turned off by --no-NAME, which no Script writes.
+    is_switch = type_name == "bool" and parser == "cli" and value is False
+    if type_name == "bool" and parser == "cli" and value is not False:
+        type_name = ""  # Turned off by --no-NAME, which no Script writes.
     is_required = default is None
-    if is_required and parser in ("CLI", "auto_cli"):
-        flag = flag.removeprefix("--")  # jsonargparse makes positional arguments of them.
-    return ScriptOption(flag, name, value, choices, is_switch, is_required)
+    is_positional = is_required and parser in _JSONARGPARSE and not prefix
+    flag = name if is_positional else f"--{prefix}{name}"
+    return ScriptOption(flag, type_name, value, choices, is_switch, is_required)
 
 
-def _unwrap_optional(annotation: ast.expr) -> ast.expr:
-    """Return X for the annotations ``X | None`` and ``Optional[X]``, and others as they are."""
+def _read_annotation(annotation: ast.expr) -> tuple[ast.expr, bool]:
+    """Return the type in an annotation, and whether it may be None instead."""
+    is_optional = False
+    while True:
+        found = _unwrap(annotation)
+        if found is None:
+            return annotation, is_optional
+        annotation, may_be_none = found
+        is_optional |= may_be_none
+
+
+def _unwrap(annotation: ast.expr) -> tuple[ast.expr, bool] | None:
+    """Return the type in ``"X"``, ``Annotated[X, ...]``, ``X | None`` and others; None of X."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        with suppress(SyntaxError):
+            return ast.parse(annotation.value, mode="eval").body, False
+    parts: list[ast.expr] = []
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        return annotation.left
-    if isinstance(annotation, ast.Subscript) and _get_name(annotation.value) == "Optional":
-        return annotation.slice
-    return annotation
+        parts = [annotation.left, annotation.right]
+    elif isinstance(annotation, ast.Subscript):
+        inner = list(getattr(annotation.slice, "elts", [annotation.slice]))
+        outer = _get_name(annotation.value)
+        if outer == "Annotated":
+            return inner[0], False
+        parts = [*inner, ast.Constant(None)] if outer == "Optional" else []
+        parts = inner if outer == "Union" else parts
+    types = [part for part in parts if not (isinstance(part, ast.Constant) and part.value is None)]
+    return (types[0], True) if len(types) == 1 < len(parts) else None
 
 
 def _get_name(node: ast.AST) -> str:

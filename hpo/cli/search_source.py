@@ -25,7 +25,8 @@ _RANK_LAUNCHERS = {
         ", without the option --local_rank",
     ),
     **dict.fromkeys(
-        ("accelerate launch", "accelerate.commands.launch"), ", without accelerate's configuration"
+        ("accelerate launch", "accelerate-launch", "accelerate.commands.launch"),
+        ", without accelerate's configuration",
     ),
 }
 # Options of `accelerate launch` that only say where ranks run. Others change the training.
@@ -118,16 +119,18 @@ def _drop_launcher(command: Sequence[str]) -> list[str]:
     Other launchers stay: `find_program` refuses them.
     """
     words = list(command)
-    for start in (["python"], ["python3"], ["-u"], ["-m"]):
-        if words[:1] == start:
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        del words[0]
+    for start in ("-u", "-m"):
+        if words[:1] == [start]:
             del words[0]
     name = Path(words[0]).name if words else ""
     count = 2 if words[1:2] == ["launch"] else 1
     launcher = " ".join([name, *words[1:count]])
     options = list(takewhile(lambda word: not _begins_program(word), words[count:]))
     program = words[count + len(options) :]
-    runs_python = not {"--no-python", "--no_python"} & {*options}
-    if launcher not in _RANK_LAUNCHERS or not program or not runs_python:
+    is_known = not {"--no-python", "--no_python"} & {*options} and not _has_word(options)
+    if launcher not in _RANK_LAUNCHERS or not is_known or program[-1:] in ([], ["-m"]):
         return list(command)
     if launcher.startswith("accelerate"):
         _check_accelerate_options(launcher, options)
@@ -146,10 +149,19 @@ def _begins_program(word: str) -> bool:
     return word.endswith(".py") or word in ("-m", "--module")
 
 
+def _has_word(options: Sequence[str]) -> bool:
+    """Return whether a word is neither an option nor its value, so that it is the program."""
+    before = ["--x=1", *options]
+    return any(
+        not word.startswith("-") and (not previous.startswith("-") or "=" in previous)
+        for previous, word in zip(before, options, strict=False)
+    )
+
+
 def _check_accelerate_options(launcher: str, options: Sequence[str]) -> None:
     for option in options:
         name = option.partition("=")[0].replace("-", "_").replace("__", "--", 1)
-        if name.startswith("--") and not _ACCELERATE_OPTIONS.fullmatch(name):
+        if len(name) > 2 and name.startswith("--") and not _ACCELERATE_OPTIONS.fullmatch(name):
             raise UsageError(
                 f"{launcher} {option}: the search starts the script without accelerate. Leave the "
                 "option out, and give its value to Accelerator(...) in the script"

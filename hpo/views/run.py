@@ -45,10 +45,16 @@ class Run:
 
     def __init__(self, run_dir: str | PathLike[str], storage: str | None = None) -> None:
         # A notebook may change its directory.
-        self._reader = RunReader(Path(run_dir).expanduser().absolute(), storage)
+        self._opened = RunReader(Path(run_dir).expanduser().absolute(), storage)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._reader.run_dir.path)!r})"
+        return f"{type(self).__name__}({str(self._opened.run_dir.path)!r})"
+
+    @property
+    def _reader(self) -> RunReader:
+        # A session that resumes the run rewrites its manifest.
+        self._opened.manifest = self._opened.run_dir.read_manifest()
+        return self._opened
 
     def _repr_html_(self) -> str:
         from hpo.views.page.html_report import render_overview
@@ -160,11 +166,11 @@ class Run:
         lines = format_evaluation(details, self._reader.run_dir.path, why, time.time())
         print(*lines, sep="\n")
 
-    def compare(self, *others: Run) -> None:
+    def compare(self, other: Run, *others: Run) -> None:
         """Print the best of this and other runs, and what they cost, as `hpo compare`."""
         from hpo.views.comparison import format_comparison
 
-        readers = [run._reader for run in (self, *others)]
+        readers = [run._reader for run in (self, other, *others)]
         summaries = {str(each.run_dir.path): each.make_summary(1) for each in readers}
         print(format_comparison(summaries))
 

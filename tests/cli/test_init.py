@@ -103,6 +103,7 @@ TYPED = """
 @dataclasses.dataclass
 class Base:
     seed: int = 0
+    parent: Optional[Base] = None
 
 @dataclasses.dataclass
 class Optim:
@@ -114,13 +115,35 @@ class Args(Base):
     data: str
     optim: Optim = dataclasses.field(default_factory=Optim)
     batch_size: Optional[int] = 32
-    clip: float | None = 1.0
+    clip: "float | None" = 1.0
+    drop: Annotated[float, tyro.conf.arg(name="x")] = 0.25
     amp: bool = False
     shuffle: bool = True
+    folder: Path = Path("out")
+    made: int = dataclasses.field(default=3, init=False)
+    either: Optim | Base = None
+    ema: Optional[Optim] = None
+
+@dataclasses.dataclass
+class Needed:
+    lr: float
+    wd: Union[None, float] = 0.1
+
+def evaluate(n: int = 4): ...
+
+async def nested(o: Needed, data: str): ...
+
+class Trainer:
+    def __init__(self, lr: float = 0.1): ...
+    def fit(self): ...
 
 def train(data: str, lr: float = 0.1, *, amp: bool = False, dropout: float = 0.2): ...
 
-class Model(LightningModule):
+class Callback(SaveConfigCallback):
+    def __init__(self, parser: str): ...
+
+class Model(Base):
+    shown: int = 7
     def __init__(self, lr: float = 0.1, width=3, hidden: int = 32): ...
 
 class Data(LightningDataModule):
@@ -145,6 +168,7 @@ def test_fields_of_dataclasses_are_options(tmp_path: Path, hpo: Hpo) -> None:
         "optim_lr": Float(1e-4, 1e-2, log=True),
         "optim_name": Categorical("sgd", "adam"),
         "batch_size": Int(8, 128, log=True),
+        "drop": Float(0.0, 0.5),
     }
     assert command == (
         *("--data", "DATA", "--seed", "{seed}"),
@@ -154,6 +178,7 @@ def test_fields_of_dataclasses_are_options(tmp_path: Path, hpo: Hpo) -> None:
     assert "# Add flags=['amp'] if one of them is searched." in printed
     assert "# clip=Float(0.25, 4.0, log=True),\n" in printed
     assert "shuffle" not in printed, "it is turned off by --no-shuffle"
+    assert not {"made", "folder", "either", "ema"} & set(re.findall(r"\w+", printed))
 
 
 def test_arguments_of_functions_are_options(tmp_path: Path, hpo: Hpo) -> None:
@@ -164,19 +189,31 @@ def test_arguments_of_functions_are_options(tmp_path: Path, hpo: Hpo) -> None:
     assert "flags" not in printed, "jsonargparse needs --amp true"
     parameters, command, _ = propose(tmp_path, hpo, "import tyro\ntyro.cli(train)")
     assert (list(parameters), command) == (["lr", "dropout"], ("--data", "DATA"))
+    parameters, command, _ = propose(tmp_path, hpo, "CLI(nested)")
+    assert list(parameters) == ["o_lr", "o_wd"]
+    assert command == ("DATA", "--o.lr", "{o_lr}", "--o.wd", "{o_wd}")
+    _, command, _ = propose(tmp_path, hpo, "CLI(nested, as_positional=False)")
+    assert command[:2] == ("--data", "DATA")
+    for call in ("CLI([train, evaluate])", "CLI(Trainer)"):
+        (tmp_path / "train.py").write_text(TYPED + call)
+        status, printed, errors = hpo("init", tmp_path / "train.py")
+        assert (status, printed) == (2, "")
+        assert "takes its options from CLI, which cannot be read here" in errors
 
 
 def test_arguments_of_lightning_classes_are_options(tmp_path: Path, hpo: Hpo) -> None:
     for call in (
         "LightningCLI(Model, Data)",
-        "LightningCLI(datamodule_class=Data, model_class=Model)",
+        "LightningCLI(datamodule_class=Data, model_class=Model, save_config_callback=Callback)",
     ):
         parameters, command, printed = propose(tmp_path, hpo, call)
         assert {*parameters} == {"model_lr", "data_batch_size"}
-        assert command[0] == "fit"
-        assert {command[index] for index in (1, 3)} == {"--model.lr", "--data.batch_size"}
+        assert command[:3] == ("fit", "--seed_everything", "{seed}")
+        assert {command[index] for index in (3, 5)} == {"--model.lr", "--data.batch_size"}
+        assert "shown" not in printed, "only arguments are options"
         assert "# model_hidden=Int(8, 128, log=True),  # and '--model.hidden', " in printed
         assert "width" not in printed, "its type is not known"
+    assert propose(tmp_path, hpo, "LightningCLI(Model, run=False)")[1][0] == "--seed_everything"
 
 
 def test_proposal_for_trainer_of_transformers_runs(tmp_path: Path, hpo: Hpo) -> None:

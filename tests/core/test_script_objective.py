@@ -180,6 +180,7 @@ def test_script_fills_placeholders_or_appends_options() -> None:
         (["epoch 1 eval_loss 0.31"], "0.31"),
         (["{'eval_loss': 0.5, 'lr': 1e-3}"], "0.5"),
         (["{'eval_loss': '0.5', 'epoch': '1'}"], "0.5"),
+        (["{'eval_loss': '-2.5'}", "{'eval_loss': -12.5}"], "-2.5 -12.5"),
         (["Epoch 0: val loss: 1e-3, acc 3"], "1e-3"),
         (["train_loss=1.0", "val_loss=2.0"], "2.0"),
         (["step 0: train loss 10.9, val loss 10.8"], "10.8"),
@@ -193,7 +194,7 @@ def test_script_fills_placeholders_or_appends_options() -> None:
 def test_propose_loss_pattern_reads_loss(lines: list[str], loss: str | None) -> None:
     pattern = propose_loss_pattern(lines)
     found = [match[1] for line in lines if (match := re.search(pattern, line))] if pattern else []
-    assert found == ([loss] if loss is not None else [])
+    assert found == (loss.split() if loss is not None else [])
 
 
 def test_report_reader_uses_lines_or_file() -> None:
@@ -337,6 +338,12 @@ def test_launcher_before_the_script_is_refused(command: str, launcher: str) -> N
             "without the option --local_rank",
         ),
         ("deepspeed --module pack.train", "-m pack.train", "without the option --local_rank"),
+        ("/venv/bin/python3.12 -m torch.distributed.run train.py", "train.py", ""),
+        (
+            "accelerate-launch --quiet -- train.py",
+            "train.py",
+            "without accelerate's configuration",
+        ),
         (
             "/opt/bin/accelerate launch --num_processes 4 --main-process-port=1 train.py --cpu",
             "train.py --cpu",
@@ -372,6 +379,8 @@ def test_launcher_of_ranks_is_left_out(
         "srun -n 2 train.py",
         "fabric run --devices 2 train.py",
         "torchrun --nproc_per_node 2",
+        "torchrun --nproc_per_node 2 /usr/bin/lightning fit --config train.py",
+        "torchrun -m",
     ],
 )
 def test_launcher_that_may_do_more_is_refused(command: str) -> None:
@@ -493,6 +502,9 @@ def test_report_outside_search_does_nothing() -> None:
 
 
 def test_flag_may_have_dashes() -> None:
+    script = Script("train.py", flags=["optim.amp"])
+    script.check({"optim_amp": Categorical(True, False)}, [])
+    assert script.make_arguments({"optim_amp": True}, {}) == ["train.py", "--optim.amp"]
     script = Script("train.py", flags=["no-accel"])
     script.check({"no_accel": Categorical(True, False)}, [])
     assert script.make_arguments({"no_accel": True}, {}) == ["train.py", "--no-accel"]

@@ -17,13 +17,19 @@ from optuna.trial import TrialState
 import hpo
 from hpo.objectives import Objectives
 from hpo.results.reader import RunReader
+from hpo.store.evaluations import rank_evaluations
+from hpo.trainer.search_file import load_search_file
 from hpo.views.export import make_evaluation_table
 from tests.support.launch import call_hpo
 from tests.support.runs import (
+    QUICK,
     add_evaluation,
     add_search,
+    claim_evaluation,
+    complete_evaluations,
     make_run,
     make_run_of_everything,
+    start_session,
 )
 from tests.support.writer_stubs import LeaderStub, make_writer
 
@@ -101,6 +107,24 @@ def test_running_run_is_read_anew_from_any_folder(
     assert run.best is not None
     assert (run.best.trial, run.best.loss, len(run.evaluations)) == (1, 0.25, 2)
     assert "history" in run.figures
+
+
+def test_confirmations_of_a_resume_change_the_best(tmp_path: Path) -> None:
+    session, space = start_session(tmp_path / "run"), load_search_file(QUICK).space
+    complete_evaluations(session.open_record(), 1, 2)
+    run = hpo.load_run(tmp_path / "run")
+    assert run.best is not None
+    assert run.best.trial == 0
+    session = start_session(tmp_path / "run", resume=True, confirm_seeds=1, top_n=2)
+    session.create_confirmations(space)
+    confirmations = session.open_confirmations()
+    best = rank_evaluations(session.open_record().read_evaluations(), 2)
+    total = session.confirmation_plan.enqueue_planned(confirmations, best, space)
+    for loss in (9.0, 8.0):
+        assignment = claim_evaluation(confirmations, None, {}, total)
+        confirmations.complete(assignment, loss, 1.0, {})
+    assert run.best.trial == 1
+    assert "trial 1: loss=2" in run._repr_html_()
 
 
 def test_figures_are_those_of_the_report(tmp_path: Path) -> None:
