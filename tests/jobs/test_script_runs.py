@@ -26,11 +26,11 @@ ABORTS = {
 EARLY = """
 import sys
 try:
-    early = [name for name in ("pyarrow", "sklearn") if name in sys.modules]
+    early = [name for name in ("pyarrow", "joblib") if name in sys.modules]
 finally:
     pass
 import pyarrow
-import sklearn
+import joblib
 print(f"val_loss={len(early)} {early}")
 """
 
@@ -54,7 +54,7 @@ def test_package_that_starts_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Path
     assert lines == [
         "train.py: when pyarrow is imported, it starts 1 thread: each trainer imports it"
     ]
-    assert job.stdout.count("val_loss=1 ['sklearn']") == 4
+    assert job.stdout.count("val_loss=1 ['joblib']") == 4
 
 
 def test_command_aborted_at_exit_is_complete(mpi: Mpi, tmp_path: Path) -> None:

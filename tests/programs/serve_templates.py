@@ -99,7 +99,12 @@ def import_packages():
     """Import torch, and the packages of most search files of the tests."""
     import_torch()
     import_compiler()
+    # sklearn imports pandas, and pandas pyarrow, which starts a thread: a process with several
+    # threads must not be forked.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
     import sklearn.datasets  # noqa: F401
+
+    del sys.modules["pandas"]
     import torchvision.datasets
     import torchvision.models  # noqa: F401
 
