@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpo import Categorical, Float, Int
 from tests.support.launch import SCRIPTS, Hpo
 from tests.support.limits import scale
@@ -216,6 +218,7 @@ def test_arguments_of_lightning_classes_are_options(tmp_path: Path, hpo: Hpo) ->
     assert propose(tmp_path, hpo, "LightningCLI(Model, run=False)")[1][0] == "--seed_everything"
 
 
+@pytest.mark.slow
 def test_proposal_for_trainer_of_transformers_runs(tmp_path: Path, hpo: Hpo) -> None:
     script = tmp_path / "train.py"
     script.write_text((SCRIPTS / "transformers_trainer.py").read_text())

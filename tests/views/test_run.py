@@ -216,6 +216,7 @@ def test_overview_shows_answer_and_escapes_values(tmp_path: Path) -> None:
     assert "<i>" not in page
 
 
+@pytest.mark.slow
 def test_reading_needs_neither_torch_nor_mpi(everything: Path) -> None:
     output = subprocess.run(
         [sys.executable, "-c", _NOTEBOOK, str(everything)],
