@@ -32,7 +32,7 @@ _RANK_LAUNCHERS = {
 # Options of `accelerate launch` that only say where ranks run. Others change the training.
 _ACCELERATE_OPTIONS = re.compile(
     "--(multi_gpu|same_network|quiet|tee|log_dir|role|max_restarts|monitor_interval|machine_rank|"
-    "gpu_ids|(num|main_process|rdzv)_.*|enable_cpu_affinity|config_file)"
+    "gpu_ids|(num|main_process|rdzv)_.*|enable_cpu_affinity)"
 )
 
 
@@ -130,7 +130,8 @@ def _drop_launcher(command: Sequence[str]) -> list[str]:
     options = list(takewhile(lambda word: not _begins_program(word), words[count:]))
     program = words[count + len(options) :]
     is_known = not {"--no-python", "--no_python"} & {*options} and not _has_word(options)
-    if launcher not in _RANK_LAUNCHERS or not is_known or program[-1:] in ([], ["-m"]):
+    has_program = program not in ([], ["-m"], ["--module"])
+    if launcher not in _RANK_LAUNCHERS or not is_known or not has_program:
         return list(command)
     if launcher.startswith("accelerate"):
         _check_accelerate_options(launcher, options)

@@ -381,6 +381,7 @@ def test_launcher_of_ranks_is_left_out(
         "torchrun --nproc_per_node 2",
         "torchrun --nproc_per_node 2 /usr/bin/lightning fit --config train.py",
         "torchrun -m",
+        "deepspeed --module",
     ],
 )
 def test_launcher_that_may_do_more_is_refused(command: str) -> None:

@@ -453,8 +453,8 @@ MISTAKES = [
         "-- train.py\n",
     ),
     (
-        [*LR, "--", "accelerate", "launch", "--mixed_precision=bf16", "train.py"],
-        "accelerate launch --mixed_precision=bf16: the search starts the script without accelerate",
+        [*LR, "--", "accelerate", "launch", "--config_file=a.yaml", "train.py"],
+        "accelerate launch --config_file=a.yaml: the search starts the script without accelerate",
     ),
     ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
     (
