@@ -104,7 +104,7 @@ def test_comparison_is_of_trials_and_not_of_the_last_session() -> None:
     layout = {"ranks": 3, "ranks_per_worker": 1, "islands": 1}
     sessions = [
         {**MANIFEST_CONTENT["sessions"][0], "started": start, "settings": {"epochs": epochs}}
-        for start, epochs in (("1970-01-01T00:00:00Z", 4), ("1970-01-01T00:00:04Z", 9))
+        for start, epochs in (("1970-01-01T00:00:00+00:00", 4), ("1970-01-01T00:00:04+00:00", 9))
     ]
     resumed = make_summary(0.2, layout=layout, sessions=sessions, settings={"epochs": 9})
     text = format_comparison({"a": make_summary(0.1), "b": resumed})
