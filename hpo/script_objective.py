@@ -179,7 +179,7 @@ class Script:
         for part in self.resume:
             _check_placeholders(part, [*known, *(["checkpoint"] if self.resume_file else [])])
         for flag in self.flags:
-            name = re.sub(r"\W", "_", flag)
+            name = name_option(flag)
             if name not in names:
                 raise ValueError(
                     f"a flag must be one of the hyperparameters {', '.join(names)}, got {flag!r}. "
@@ -221,7 +221,7 @@ class Script:
         """
         values = {**others, **params}
         inactive = set(absent)
-        flags = {re.sub(r"\W", "_", flag): f"--{flag}" for flag in self.flags}
+        flags = {name_option(flag): f"--{flag}" for flag in self.flags}
         placed: set[str] = set()
         parts: list[str] = []
         for part in self.command:
@@ -276,6 +276,11 @@ class Script:
             "from hpo import Categorical, Float, Int, Ordinal, Script, SearchSpace\n\n"
             f"space = SearchSpace(\n{parameters})\n\nobjective = Script({', '.join(given)})\n"
         )
+
+
+def name_option(flag: str) -> str:
+    """Return the name of the hyperparameter that sets an option such as ``no-accel``."""
+    return re.sub(r"\W", "_", flag)
 
 
 def find_program(script: Script) -> Path | None:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpo.script_objective import name_option
+
 # Names of what people tune, the most important first.
 _TUNED_NAMES = (
     *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
@@ -48,7 +50,7 @@ class ScriptOption:
     @property
     def name(self) -> str:
         """Name of the hyperparameter that sets this option."""
-        name = re.sub(r"\W", "_", self.flag.lstrip("-"))
+        name = name_option(self.flag.lstrip("-"))
         return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
 
     @property

@@ -22,6 +22,7 @@ from hpo.results.confirmation import (
 from hpo.results.cost import Cost, compute_cost
 from hpo.results.failures import FailureGroup, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
+from hpo.results.recommendation import find_winner
 from hpo.store.evaluations import INTERRUPTED, Evaluation, find_best, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import FrontArchive, find_front, select_top
@@ -139,6 +140,11 @@ class Summary:
     def best(self) -> Evaluation | None:
         """The evaluation with the lowest loss; None if no evaluation has succeeded."""
         return next(iter(self._best_or_front), None)
+
+    @cached_property
+    def winner(self) -> Evaluation | None:
+        """The evaluation that the run recommends; None if no evaluation has succeeded."""
+        return find_winner(self.evaluations, self.confirmations, self.run.objectives)
 
     @property
     def front(self) -> list[Evaluation]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpo.results.confirmation import ConfirmedIndividual
-from hpo.results.recommendation import find_winner
 from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_named_values, format_number
@@ -30,7 +29,7 @@ def format_comparison(runs: Mapping[str, Summary]) -> str:
     lines += [
         f"{name}: trial {best.trial}: {format_named_values(best.params)}"
         for name, run in runs.items()
-        if (best := find_winner(run.evaluations, run.confirmations, run.run.objectives))
+        if (best := run.winner)
     ]
     for name in others:
         lines += ["", *_compare_runs(first, runs[first], name, runs[name])]

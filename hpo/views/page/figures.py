@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpo.results.recommendation import find_winner
 from hpo.results.summary import Summary
 from hpo.views.page import front_figures, run_figures
 from hpo.views.page.figure import Figure
@@ -39,7 +38,7 @@ def draw_figures(
     evaluations = summary.evaluations
     confirmations = summary.confirmations
     objectives = summary.run.objectives
-    winner = find_winner(evaluations, confirmations, objectives)
+    winner = summary.winner
     compared = None
     if not objectives.is_multi_objective:
         compared = run_figures.draw_best_and_runner_up(evaluations, winner)

@@ -21,7 +21,7 @@ from hpo.results.cost import Cost
 from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
-from hpo.results.recommendation import find_network, find_winner, read_winner_test
+from hpo.results.recommendation import find_network, read_winner_test
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
@@ -81,7 +81,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     all_confirmations = [*confirmations, *summary.earlier_confirmations]
     distributions = run.read_distributions()
     objectives = run.manifest.objectives
-    best = find_winner(evaluations, confirmations, objectives)
+    best = summary.winner
     important = find_important_names(summary)
     top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
     drawn = draw_figures(summary, distributions, now if may_be_running else None)
@@ -139,7 +139,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
 def render_overview(run: RunReader, top_n: int) -> str:
     """Return the answer of a run, its best individuals and its counts as HTML for a notebook."""
     summary = run.make_summary(top_n)
-    winner = run.find_winner()
+    winner = summary.winner
     answer = describe_winner(run, winner) if winner else ["no evaluation has succeeded"]
     objectives = run.manifest.objectives
     important = (
