@@ -77,11 +77,11 @@ class Leader:
     """One simulated leader."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
-        from hpo.breeding.islands import RecordedHistory
+        from hpo.breeding.evaluation_history import RecordedHistory
         from hpo.store.study_client import StudyClient
 
         self._recorder = StudyClient(calls.call, calls.notify)
-        self._past = RecordedHistory(SPACE, self._recorder)
+        self._past = RecordedHistory(SPACE, self._recorder.objectives, self._recorder.read_changes)
         self._rng = random.Random(number)
         self._number = number
         self._seconds = seconds

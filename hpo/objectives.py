@@ -1,15 +1,22 @@
-"""The objectives of a search: the loss, and metrics to be minimised or maximised."""
+"""The objectives of a search: the loss, and metrics to be minimised or maximised.
+
+The numbers that are reported for them are checked here.
+"""
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from hpo.text_format import make_printable
 
 LOSS = "loss"
+NOT_FINITE_PREFIX = "the validation loss is"
+"""The start of the message about a loss that is not finite."""
 _EXAMPLE_OBJECTIVES = 'objectives = ("loss", "parameters")'
 
 
@@ -94,16 +101,22 @@ class Objectives:
 ONLY_LOSS = Objectives()
 
 
-def parse_objectives(objectives: Any) -> Objectives:
-    """Return the objectives that a search file declares as `objectives`.
+def parse_objectives(objectives: Any) -> tuple[Objectives, str]:
+    """Return the objectives that a user declares, and the name of the first if it is maximised.
 
-    Raise a ValueError unless it is a tuple or list of names that begins with "loss".
+    Raise a ValueError unless they are a tuple or list of names that begins with "loss", or with a
+    metric that is maximised.
     """
     if not isinstance(objectives, (tuple, list)) or not objectives:
         raise ValueError(
             f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got "
             f"{objectives!r}"
         )
+    first, *others = objectives
+    score = ""
+    if isinstance(first, MaximizedMetric) and first.name != LOSS:
+        score = first.name
+        objectives = [LOSS, *others]
     names = [entry.name if isinstance(entry, MaximizedMetric) else entry for entry in objectives]
     for entry, name in zip(objectives, names, strict=True):
         if not isinstance(name, str) or not name:
@@ -120,4 +133,37 @@ def parse_objectives(objectives: Any) -> Objectives:
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"objectives must differ from each other, got {duplicate!r} twice")
     maximized = [entry.name for entry in objectives if isinstance(entry, MaximizedMetric)]
-    return Objectives(tuple(names), tuple(maximized))
+    return Objectives(tuple(names), tuple(maximized)), score
+
+
+def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    """Return the loss and the metrics of a report as floats, without metrics that are not finite.
+
+    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not
+    finite.
+    """
+    plain = unwrap_scalar(loss)
+    if not isinstance(plain, Real):
+        raise TypeError(f"the loss must be a number, got {reprlib.repr(loss)}")
+    if not math.isfinite(plain):
+        raise ValueError(f"{NOT_FINITE_PREFIX} {float(plain)}")
+    finite = {}
+    for name, metric in metrics.items():
+        number = unwrap_scalar(metric)
+        if not isinstance(number, Real):
+            raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
+        if math.isfinite(number):
+            finite[str(name)] = float(number)
+    return float(plain), finite
+
+
+def unwrap_scalar(value: Any) -> Any:
+    """Return the number in a tensor or array of one element; return any other value unchanged.
+
+    Errors of the device are raised: kernels run asynchronously, so this may be the first call that
+    waits for them.
+    """
+    if not hasattr(value, "item"):
+        return value
+    count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+    return value.item() if count == 1 else value

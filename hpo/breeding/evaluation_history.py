@@ -173,7 +173,7 @@ class EvaluationHistory:
     """The evaluations of a run on all islands.
 
     In a plain process, `start` and `end` add evaluations. In a run, evaluations come from the
-    record (see `hpo.breeding.islands.RecordedHistory`).
+    record (see `RecordedHistory`).
 
     Founders and heirs (see `ParentPool`) are stored separately, because their losses cannot be
     compared.
@@ -354,6 +354,47 @@ class EvaluationHistory:
 
     def _make_key(self, params: Mapping[str, Value]) -> tuple[Value | None, ...]:
         return tuple(params.get(name) for name in self.space.parameters)
+
+
+class RecordedHistory(EvaluationHistory):
+    """The evaluations of all workers, as the study has them.
+
+    Args:
+        read_changes: Returns the evaluations that have started or ended since its previous call.
+        is_stopping: Returns whether the run is being stopped.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        objectives: Objectives,
+        read_changes: Callable[[], Sequence[Evaluation]],
+        is_stopping: Callable[[], bool] = lambda: False,
+        parent_pool: ParentPool | None = None,
+    ) -> None:
+        super().__init__(space, objectives, parent_pool)
+        self._read_changes = read_changes
+        self._is_stopping = is_stopping
+
+    def restore(self, recorded: Sequence[Evaluation]) -> None:
+        """Add the evaluations that were recorded before this session."""
+        # Models depend on the order of ends, which a resumed run must not change.
+        ended = sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
+        self.add_evaluations(ended)
+
+    def update(self) -> None:
+        """Add the evaluations that have started or ended since the previous call."""
+        self.add_evaluations(self._read_changes())
+
+    def is_stopping(self) -> bool:
+        """Return whether the run is being stopped."""
+        return self._is_stopping()
+
+    def start(self, individual: Individual) -> None:
+        """Do nothing: the writer numbers and records evaluations, which `update` then reads."""
+
+    def end(self, individual: Individual, values: tuple[float, ...], seconds: float) -> None:
+        """Do nothing: the writer records the end, which `update` then reads."""
 
 
 class _EvaluationRows:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hpo.breeding.evaluation_history import EvaluationHistory, ParentPool, TimeBudget
+from hpo.breeding.evaluation_history import ParentPool, RecordedHistory, TimeBudget
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Exchange
@@ -50,7 +49,10 @@ class IslandWorker:
         self._island = layout.find_island(self._worker)
         recorded = client.read_changes()
         pool = ParentPool(space, self._island, layout.islands, options.pbt)
-        self._history = RecordedHistory(space, client, pool, recorded)
+        self._history = RecordedHistory(
+            space, client.objectives, client.read_changes, client.is_stopping, pool
+        )
+        self._history.restore(recorded)
         if options.time_limit is not None:
             counted = sum(evaluation.counts_for_budget for evaluation in recorded)
             self._history.time_budget = TimeBudget(
@@ -147,34 +149,3 @@ class IslandWorker:
                 individual = Individual(self._space, self._space.encode(evaluation.params))
                 self._exchange.number(individual, (evaluation.worker - first) % size)
                 self._propagator.tell(individual, *evaluation.values)
-
-
-class RecordedHistory(EvaluationHistory):
-    """The evaluations of all workers, as the writer records them in the study."""
-
-    def __init__(
-        self,
-        space: SearchSpace,
-        client: StudyClient,
-        parent_pool: ParentPool | None = None,
-        recorded: Sequence[Evaluation] = (),
-    ) -> None:
-        super().__init__(space, client.objectives, parent_pool)
-        self._client = client
-        # Models depend on the order of ends, which a resumed run must not change.
-        ended = sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
-        self.add_evaluations(ended)
-
-    def update(self) -> None:
-        """Add the evaluations that have started or ended since the previous call."""
-        self.add_evaluations(self._client.read_changes())
-
-    def is_stopping(self) -> bool:
-        """Return whether the run is being stopped."""
-        return self._client.is_stopping()
-
-    def start(self, individual: Individual) -> None:
-        """Do nothing: the writer numbers and records evaluations, which `update` then reads."""
-
-    def end(self, individual: Individual, values: tuple[float, ...], seconds: float) -> None:
-        """Do nothing: the writer records the end, which `update` then reads."""

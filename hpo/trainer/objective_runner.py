@@ -8,7 +8,6 @@ has ended.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import reprlib
 import sys
@@ -24,6 +23,7 @@ from types import GeneratorType
 from typing import Any, TypeVar
 
 from hpo.evaluation_api import set_worker
+from hpo.objectives import NOT_FINITE_PREFIX, parse_report, unwrap_scalar
 from hpo.process.channel import Channel, ChannelClosed
 from hpo.process.failure import format_stack, format_traceback, format_with_hint
 from hpo.process.messages import EvaluationRequest, ObjectiveEnd, Report, ReportAnswer
@@ -60,7 +60,6 @@ _TIMEOUT_ERRORS = (
     "NCCL operation timed out",
 )
 
-_NOT_FINITE_PREFIX = "the validation loss is"
 _MAX_MESSAGES = 10
 _SECONDS_BETWEEN_NOTES = 0.2
 
@@ -312,7 +311,7 @@ class ObjectiveRunner:
         message = str(error.args[0]) if isinstance(error, ValueError) and error.args else ""
         return replace(
             end,
-            diverged=message.startswith(_NOT_FINITE_PREFIX),
+            diverged=message.startswith(NOT_FINITE_PREFIX),
             echo=end.echo or is_early_closure,
             seconds=seconds,
             place=place,
@@ -453,7 +452,7 @@ def parse_loss(value: Any) -> Loss:
     Raises TypeError if the value is neither, and ValueError if the loss is not finite.
     """
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-    if not isinstance(_unwrap_scalar(loss), Real):
+    if not isinstance(unwrap_scalar(loss), Real):
         raise TypeError(
             f"an objective must yield its validation loss, a number, got {reprlib.repr(value)}"
         )
@@ -463,39 +462,6 @@ def parse_loss(value: Any) -> Loss:
             "Yield loss, {'accuracy': 0.9}"
         )
     return parse_report(loss, metrics)
-
-
-def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
-    """Return the loss and the metrics of a report as floats, without metrics that are not finite.
-
-    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not
-    finite.
-    """
-    plain = _unwrap_scalar(loss)
-    if not isinstance(plain, Real):
-        raise TypeError(f"the loss of worker.report must be a number, got {reprlib.repr(loss)}")
-    if not math.isfinite(plain):
-        raise ValueError(f"{_NOT_FINITE_PREFIX} {float(plain)}")
-    finite = {}
-    for name, metric in metrics.items():
-        number = _unwrap_scalar(metric)
-        if not isinstance(number, Real):
-            raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
-        if math.isfinite(number):
-            finite[str(name)] = float(number)
-    return float(plain), finite
-
-
-def _unwrap_scalar(value: Any) -> Any:
-    """Return the number in a tensor or array of one element; return any other value unchanged.
-
-    Errors of the device are raised: kernels run asynchronously, so this may be the first call that
-    waits for them.
-    """
-    if not hasattr(value, "item"):
-        return value
-    count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
-    return value.item() if count == 1 else value
 
 
 def _flush_streams() -> None:

@@ -27,7 +27,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.objectives import LOSS, ONLY_LOSS, MaximizedMetric, Objectives, parse_objectives
+from hpo.objectives import LOSS, ONLY_LOSS, Objectives, parse_objectives
 from hpo.problem import SearchDescription
 from hpo.process.failure import find_hint
 from hpo.script_objective import Script, find_program
@@ -283,7 +283,7 @@ def _import_search_file(path: Path, source: bytes) -> SearchFile:
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
-    objectives, score = _parse_objectives(path, getattr(module, "objectives", None))
+    objectives, score = _parse_objectives(path, getattr(module, "objectives", (LOSS,)))
     search = SearchFile(
         path, location, source, space, objective, settings_type, prepare, test, objectives, score
     )
@@ -316,17 +316,8 @@ def answer_constraint_request(space: SearchSpace, content: Mapping[str, Any]) ->
 
 
 def _parse_objectives(path: Path, objectives: object) -> tuple[Objectives, str]:
-    """Return the objectives, and the name of the first one if it is maximised."""
-    if objectives is None:
-        return ONLY_LOSS, ""
-    score = ""
-    if isinstance(objectives, (tuple, list)):
-        entries = list(objectives)
-        if entries and isinstance(entries[0], MaximizedMetric) and entries[0].name != LOSS:
-            score = entries[0].name
-            objectives = [LOSS, *entries[1:]]
     try:
-        return parse_objectives(objectives), score
+        return parse_objectives(objectives)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
 

@@ -15,7 +15,12 @@ from scipy import integrate, stats
 
 from hpo import Float, SearchSpace
 from hpo.breeding import surrogate
-from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget, find_informative
+from hpo.breeding.evaluation_history import (
+    EvaluationHistory,
+    RecordedHistory,
+    TimeBudget,
+    find_informative,
+)
 from hpo.breeding.gaussian_process import (
     GaussianProcess,
     Vector,
@@ -23,7 +28,6 @@ from hpo.breeding.gaussian_process import (
     compute_normal_scores,
     select_learned,
 )
-from hpo.breeding.islands import RecordedHistory
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.surrogate import (
@@ -247,8 +251,8 @@ def test_resumed_run_learns_in_the_order_of_ends() -> None:
         for trial in range(24)
     ]
     running = make_evaluation(24, "running", params=dict.fromkeys(FIVE.parameters, -0.5))
-    client = SimpleNamespace(objectives=ONLY_LOSS)
-    history = RecordedHistory(FIVE, cast(Any, client), recorded=[running, *known])
+    history = RecordedHistory(FIVE, ONLY_LOSS, list)
+    history.restore([running, *known])
     sample = history.make_founder_sample()
     assert sample.succeeded.tolist() == [False] * 12 + [True] * 12
     assert len(sample.running) == 1

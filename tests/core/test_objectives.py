@@ -44,8 +44,9 @@ SPACE = SearchSpace(x=Float(0.0, 1.0))
 
 
 def test_parse_objectives_returns_names_and_directions() -> None:
-    assert parse_objectives(["loss"]) == ONLY_LOSS
-    assert parse_objectives(("loss", "parameters", maximize("speed"))) == THREE
+    assert parse_objectives(["loss"]) == (ONLY_LOSS, "")
+    assert parse_objectives(("loss", "parameters", maximize("speed"))) == (THREE, "")
+    assert parse_objectives([maximize("accuracy")]) == (ONLY_LOSS, "accuracy")
     assert THREE.compute_costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
     assert (
         THREE.compute_costs((1.0, 2.0))

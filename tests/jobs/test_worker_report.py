@@ -100,8 +100,7 @@ REASONS: dict[str, tuple[str, int] | None] = {
     ),
     "raises": (r"RANK, reporting.py:\d+: ValueError: injected", 1),
     "text": (
-        r"rank \d, reporting.py:\d+: TypeError: the loss of worker.report must be a number, got "
-        r"'low'",
+        r"rank \d, reporting.py:\d+: TypeError: the loss must be a number, got 'low'",
         0,
     ),
     "metric": (
