@@ -94,6 +94,7 @@ class ProgressLines:
         """Return the line for an ended evaluation, and count its individual in `done_count`."""
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
+        generation = "" if confirms else evaluation.generation  # A confirmation is not bred.
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
         loss = evaluation.end_state
         if evaluation.state == "complete":
@@ -112,7 +113,7 @@ class ProgressLines:
         return (
             f"{self.done_count:>{len(str(self.budget))}}/{self.budget}  {evaluation.island:>6}  "
             f"{evaluation.worker:>6}  "
-            f"{evaluation.generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  "
+            f"{generation:>10}  {loss:>8}  {mark:{len(self._mark)}}  "
             f"{seconds:>7}  {what}"
         )
 

@@ -10,8 +10,8 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 RESULT_LINE = re.compile(
-    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) +(?P<generation>\d+) "
-    r"+(?P<loss>\S+)"
+    r"^ *(?P<done>\d+)/(?P<budget>\d+) +(?P<island>\d+) +(?P<worker>\d+) "
+    r"+(?:(?P<generation>\d+) +)?(?P<loss>\S+)"
     r" +(?P<best>best|front)? +(?P<seconds>[\d.]+)  (?P<params>.*)\n",
     re.MULTILINE,
 )

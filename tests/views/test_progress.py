@@ -88,3 +88,10 @@ def test_progress_counts_promoted_individual_once() -> None:
     assert [line.split()[0] for line in printed] == ["1/3", "2/3", "2/3", "3/3"]
     assert [line.split()[4] for line in printed] == ["paused", "failed", "0.4", "0.3"]
     assert lines.done_count == 3
+
+
+def test_line_of_a_confirmation_has_no_generation() -> None:
+    """A confirmation trains an individual again: no worker has bred it."""
+    evaluation = make_evaluation(7, "complete", loss=0.5, worker=3, confirms=2)
+    line = ProgressLines([], 6).format_line(evaluation)
+    assert line.split() == ["1/6", "0", "3", "0.5", "0.0", "confirms", "2", "lr=0.1"]
