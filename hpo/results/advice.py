@@ -20,7 +20,7 @@ from hpo.results.confirmation import (
     select_comparable,
 )
 from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
-from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
+from hpo.results.failures import FailureRegion, find_failure_kinds
 from hpo.results.run_snapshot import RunSnapshot
 from hpo.results.summary import select_session
 from hpo.store.inheritance import has_inheritance
@@ -90,17 +90,13 @@ def _advise_on_broken_workers(run: RunSnapshot) -> Advice | None:
 
 
 def _find_failure_region(run: RunSnapshot) -> tuple[FailureRegion | None, bool]:
-    """Return the region of most failures, and whether they are only those for one of the reasons.
+    """Return the region of the most frequent reason that has one, and whether others exist.
 
-    It is the region of the most frequent reason that has a region, and otherwise the region of all
-    failures.
+    Failures for different reasons have different causes, so they have no region in common.
     """
     kinds = find_failure_kinds(run.evaluations, run.distributions)
-    for kind in kinds:
-        if kind.region is not None:
-            return kind.region, len(kinds) > 1
-    failed = [evaluation for kind in kinds for evaluation in kind.failed]
-    return find_failure_region(run.evaluations, run.distributions, failed), False
+    region = next((kind.region for kind in kinds if kind.region is not None), None)
+    return region, len(kinds) > 1
 
 
 def _advise_on_failures(run: RunSnapshot, region: FailureRegion, is_of_one_reason: bool) -> Advice:

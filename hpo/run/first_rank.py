@@ -155,7 +155,8 @@ class FirstRank:
         if not to_do:
             return 0
         seeds = format_count(session.confirmation_plan.count, "other seed")
-        print(f"confirming the best with {seeds} each: {to_do} evaluations", flush=True)
+        left = f" left of {total}" if to_do < total else ""
+        print(f"confirming the best with {seeds} each: {to_do} evaluations{left}", flush=True)
         return total
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:

@@ -269,7 +269,7 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
         cwd=tmp_path,
     )
     assert (more.returncode, more.stderr) == (0, "")
-    assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
+    assert "confirming the best with 4 other seeds each: 2 evaluations left of 8" in more.stdout
     assert more.stdout.count("done  island") == 1, "the search is already complete"
     assert load_trials(tmp_path / "run", "run-confirm")[:6] == confirmations
     other = mpi.run(

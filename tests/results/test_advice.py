@@ -227,6 +227,20 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     )
 
 
+def test_failures_for_different_reasons_have_no_region_in_common() -> None:
+    """Four failures come from other parameters, and lie at high learning rates by chance."""
+    drawn = [make_ended(trial, 1.0, params={"lr": 0.01 * (1 + trial)}) for trial in range(16)]
+    reasons = ["AssertionError: not divisible"] * 5
+    reasons[2] = "ValueError: the validation loss is nan"
+    failed = [
+        replace(one, state="failed", loss=math.inf, failure=f"rank 0: {reason}")
+        for one, reason in zip(drawn[11:], reasons, strict=True)
+    ]
+    assert find_by_kind(make_result([*drawn[:11], *failed]), "failures") is None
+    alike = [replace(one, failure=failed[0].failure) for one in failed]
+    assert find_by_kind(make_result([*drawn[:11], *alike]), "failures") is not None
+
+
 def test_failure_region_is_a_range_of_choices_that_are_numbers() -> None:
     sizes = [16, 32, 64, 128, 256]
     space = SearchSpace(batch=Ordinal(*sizes), act=Categorical("a", "b"))
@@ -818,10 +832,12 @@ def test_advised_commands_are_quoted_for_the_shell() -> None:
     assert advice is not None
     words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm-seeds", "3"]
     assert shlex.split(advice.command) == words
-    for changes in ({"command": "rm -rf /"}, {"command": ""}):
-        bare = find_by_kind(make_result(close, changes), "confirm")
-        assert bare is not None
-        assert bare.command == "--run-dir runs/x --resume --confirm-seeds 3"
+    bare = find_by_kind(make_result(close, {"command": "rm -rf /"}), "confirm")
+    assert bare is not None
+    assert bare.command == "--run-dir runs/x --resume --confirm-seeds 3"
+    asked = find_by_kind(make_result(close, {"command": ""}), "confirm")
+    assert asked is not None
+    assert asked.command == "", "ask and tell have no command"
     installed = find_by_kind(
         make_result(close, {"command": "hpo search 'a b.py' --seed 3", "search_space": "a b.py"}),
         "confirm",
