@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpo.prediction import Prediction, TextSample
+    from hpo.run.ask_tell import Search, Trial
     from hpo.trainer.worker import Worker
     from hpo.views.run import Run, load_run
 
@@ -28,8 +29,10 @@ __all__ = [
     "Prediction",
     "Run",
     "Script",
+    "Search",
     "SearchSpace",
     "TextSample",
+    "Trial",
     "Worker",
     "checkpoint",
     "folder",
@@ -45,7 +48,9 @@ __all__ = [
 _LAZY_MODULES = {
     "Prediction": "hpo.prediction",
     "Run": "hpo.views.run",
+    "Search": "hpo.run.ask_tell",
     "TextSample": "hpo.prediction",
+    "Trial": "hpo.run.ask_tell",
     "Worker": "hpo.trainer.worker",
     "load_run": "hpo.views.run",
 }

@@ -160,8 +160,8 @@ class RunSnapshot:
         if they are not known, for example after a warm start, or if weights were inherited.
         """
         session = self.manifest.find_session(evaluation.started)
-        inherits = evaluation.inherits is not None
-        if session is None or seed is None or not evaluation.ranks or inherits:
+        is_known = seed is not None and evaluation.ranks and self.manifest.command
+        if session is None or not is_known or evaluation.inherits is not None:
             return ""
         settings: Mapping[str, str] = self.manifest.set
         if session.settings != self.manifest.settings:
@@ -211,8 +211,13 @@ class RunSnapshot:
         return words
 
     def _format_command(self, *options: str) -> str:
-        """Return a command with the run's program and search space; empty if it is too long."""
+        """Return a command with the run's program and search space.
+
+        It is empty if it is too long, or if the run was not started by a command.
+        """
         words = _split_words(self.manifest.command)
+        if not words:
+            return ""
         end = words.index("--") if "--" in words else len(words)
         program = self._find_program(words[:end])
         launcher = _split_words(self.manifest.launcher) if program else []

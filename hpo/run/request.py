@@ -122,15 +122,11 @@ def _read_previous_manifest(
     if not run_dir.run_json.exists():
         return None
     manifest = run_dir.read_manifest()
-    before = manifest.space
-    now = file.space.describe()
-    for name in [*before, *now]:
-        if before.get(name) != now.get(name):
-            raise UsageError(
-                f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} "
-                f"was {before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in "
-                f"{file.path}"
-            )
+    if difference := manifest.find_difference(file.space.describe()):
+        raise UsageError(
+            f"--resume: the run in {run_dir.path} has another search space: {difference} in "
+            f"{file.path}"
+        )
     _check_settings(manifest, options, file, run_dir, ask)
     if manifest.objectives != file.objectives:
         names_before = ", ".join(manifest.objectives.describe())

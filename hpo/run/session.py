@@ -36,7 +36,6 @@ from hpo.store.cached_storage import CachedStorage
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
 from hpo.store.inheritance import PARENTS_PER_ISLAND, find_trials_to_keep
-from hpo.store.journal import has_no_study
 from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import select_top
 from hpo.store.pruning import HALVING_SCHEDULES, describe_blind_spot
@@ -47,6 +46,7 @@ from hpo.store.storage_url import has_hidden_password, is_url, mask_password
 from hpo.store.study import (
     check_objectives,
     convert_storage_errors,
+    create_study,
     is_storage_missing,
     open_confirmations,
     open_existing_study,
@@ -193,7 +193,11 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
         )
     session = Session(run_dir, run_dir.locate_storage(storage), manifest)
     _check_storage(session, resumes=before is not None)
-    progress = _resume_study(session, request) if before else _create_study(session, problem.space)
+    progress = ""
+    if before is None:
+        create_study(run_dir, session.storage, manifest)
+    else:
+        progress = _resume_study(session, request)
     earlier = before.sessions if before else ()
     entry = dataclasses.replace(
         keep_source(run_dir, problem.file, earlier, manifest.started),
@@ -312,32 +316,6 @@ def _check_storage(session: Session, resumes: bool) -> None:
     if session.manifest.confirm_seeds:
         # It raises an error if that study belongs to another run.
         open_confirmations(storage, study)
-
-
-def _create_study(session: Session, space: SearchSpace) -> str:
-    """Create the study of a new run, and return "", because it has no progress to describe.
-
-    The study already exists if an earlier session was killed before it wrote run.json.
-    """
-    run_dir = session.run_dir
-    storage = session.storage
-    study = session.manifest.study
-    run_dir.remove_stale_files()
-    record = open_study(storage, study)
-    if record is None and not has_no_study(run_dir.journal):
-        raise UsageError(f"{run_dir.journal} is not the study of a run. Give another --run-dir")
-    if record is None or not (record.read_attributes().get("space") or record.read_evaluations()):
-        with convert_storage_errors(storage):
-            Record.create(storage, study, space.describe(), objectives=session.manifest.objectives)
-    elif record.read_evaluations() or record.read_attributes().get("space") != space.describe():
-        missing = (
-            f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
-        )
-        raise UsageError(
-            f"{mask_password(storage)} already has a study named {study!r}: {missing}give another "
-            "--run-dir, since a study has the name of its run directory"
-        )
-    return ""
 
 
 def _resume_study(session: Session, request: RunRequest) -> str:

@@ -123,7 +123,7 @@ _OPTIONAL_FIELDS: _Fields = {
 # Seconds after which the lock of another program is removed, since the program may have crashed. A
 # rank that is suspended for a shorter time keeps its lock. Without the lock, it would later write
 # lines that do not fit the file.
-_STALE_LOCK_SECONDS = 3600
+STALE_LOCK_SECONDS = 3600
 
 # A writer releases the lock after this time without new entries, so that other programs can write.
 _REST_SECONDS = 0.2
@@ -147,9 +147,9 @@ class Journal(JournalFileBackend):
     batch is committed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stale_lock_seconds: int = STALE_LOCK_SECONDS) -> None:
         self._path = path.absolute()
-        self._guard = JournalFileSymlinkLock(str(self._path), _STALE_LOCK_SECONDS)
+        self._guard = JournalFileSymlinkLock(str(self._path), stale_lock_seconds)
         super().__init__(str(self._path), self._guard)
         self._read_sum = RunningChecksum()
         self._lines_read = 0

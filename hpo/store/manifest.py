@@ -125,6 +125,15 @@ class Manifest:
                 earlier = session
         return earlier
 
+    def find_difference(self, space: Mapping[str, str]) -> str:
+        """Return the first parameter that differs in another search space, in words, or ""."""
+        for name in [*self.space, *space]:
+            before = self.space.get(name, "not in it")
+            now = space.get(name, "not in it")
+            if before != now:
+                return f"parameter {name!r} was {before}, and is {now}"
+        return ""
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of run.json as JSON values."""
         return dataclasses.asdict(self)

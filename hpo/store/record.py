@@ -339,15 +339,21 @@ class Record:
         known = {} if math.isnan(seconds) else {"seconds": seconds}
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED, **known)
 
-    def requeue_interrupted(self, crashed: bool = True) -> int:
-        """Interrupt all trials that an ended run has left running, and return their number.
+    def requeue_interrupted(
+        self, crashed: bool = True, is_alive: Callable[[int], bool] = lambda _: False
+    ) -> int:
+        """Interrupt all trials that an ended process has left running, and return their number.
 
-        No process may run the study. If the job crashed (`crashed`), one of these trials may be the
-        cause. Crash isolation (`hpo.store.crash_isolation`) finds this trial after repeated
-        crashes. Then it fails, without a retry.
+        If the job crashed (`crashed`), one of these trials may be the cause. Crash isolation
+        (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then it fails,
+        without a retry.
+
+        Args:
+            is_alive: Returns whether a process still runs the trial with this number.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
-        for trial in running:
+        ended = [trial for trial in running if not is_alive(trial.number)]
+        for trial in ended:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
             evaluation = make_evaluation(trial)
             suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
@@ -360,7 +366,7 @@ class Record:
                 self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
             else:
                 self.interrupt(assignment, crashed=suspected)
-        return len(running)
+        return len(ended)
 
     def count_initial_failures(self) -> int:
         """Return how many failed since this record was opened; 0 after a success."""

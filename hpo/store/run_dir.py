@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,8 +25,9 @@ from hpo.text_format import format_error, format_list, make_printable
 
 RUNS_DIR = Path("runs")
 # Files that this process has locked. The process must not open and close them, because that would
-# unlock them.
-_held_locks: set[tuple[int, int]] = set()
+# unlock them. The guard is held to lock a file, and to open and close a file that may be locked.
+held_locks: set[tuple[int, int]] = set()
+held_locks_guard = threading.RLock()
 _FOLDERS = ("checkpoints", "confirmed", "front", "logs", "mlflow", "tensorboard", "trials", "wandb")
 _FILES = re.compile(
     r"best\.safetensors|lock|report\.html|run\.json|search_space-\d+\.\w+|study\.log|"
@@ -103,10 +105,11 @@ class RunDir:
         ended without a crash, it is empty.
         """
         try:
-            if _identify_file(self.lock) in _held_locks:
-                return True
-            with self.lock.open() as file:
-                free = try_system_lock(file, shared=True)
+            with held_locks_guard:
+                if identify_file(self.lock) in held_locks:
+                    return True
+                with self.lock.open() as file:
+                    free = try_system_lock(file, shared=True)
         except FileNotFoundError:
             return False
         except OSError:
@@ -167,12 +170,12 @@ class RunDir:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
             file.flush()
-            identity = _identify_file(self.lock)
-            _held_locks.add(identity)
+            identity = identify_file(self.lock)
+            held_locks.add(identity)
             try:
                 yield
             finally:
-                _held_locks.discard(identity)
+                held_locks.discard(identity)
                 file.truncate(0)
                 if not self.run_json.exists():  # The run could not start.
                     with suppress(OSError):
@@ -233,7 +236,8 @@ def is_file_of_run(path: Path) -> bool:
     return any(run.holds_run and run.owns(file.relative_to(run.path)) for run in folders)
 
 
-def _identify_file(path: Path) -> tuple[int, int]:
+def identify_file(path: Path) -> tuple[int, int]:
+    """Return the device and the inode of a file, which other paths to it have as well."""
     status = path.stat()
     return status.st_dev, status.st_ino
 

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.errors import StorageUnavailableError, UsageError
 from hpo.process import clock
-from hpo.store.journal import Journal
+from hpo.store.journal import STALE_LOCK_SECONDS, Journal
 from hpo.store.storage_url import find_storage_file, is_url
 from hpo.text_format import format_duration
 
@@ -32,8 +32,8 @@ _thread_cache = threading.local()
 class FileStorage(JournalStorage):
     """Store studies in a journal file."""
 
-    def __init__(self, path: Path) -> None:
-        self.journal = Journal(path)
+    def __init__(self, path: Path, stale_lock_seconds: int = STALE_LOCK_SECONDS) -> None:
+        self.journal = Journal(path, stale_lock_seconds)
         super().__init__(self.journal)
 
 

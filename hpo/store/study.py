@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpo.errors import RunError, StorageUnavailableError, UsageError
+from hpo.store.journal import has_no_study
 from hpo.store.manifest import Manifest, make_confirmation_name
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
@@ -21,6 +22,29 @@ def open_study(storage: str, study_name: str) -> Record | None:
             return Record(storage, study_name)
         except KeyError:
             return None
+
+
+def create_study(run_dir: RunDir, storage: str, manifest: Manifest) -> None:
+    """Create the study of a new run; raise UsageError if the storage holds another of its name.
+
+    The study already exists if an earlier session was killed before it wrote run.json.
+    """
+    study = manifest.study
+    run_dir.remove_stale_files()
+    record = open_study(storage, study)
+    if record is None and not has_no_study(run_dir.journal):
+        raise UsageError(f"{run_dir.journal} is not the study of a run. Give another --run-dir")
+    if record is None or not (record.read_attributes().get("space") or record.read_evaluations()):
+        with convert_storage_errors(storage):
+            Record.create(storage, study, manifest.space, objectives=manifest.objectives)
+    elif record.read_evaluations() or record.read_attributes().get("space") != manifest.space:
+        missing = (
+            f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
+        )
+        raise UsageError(
+            f"{mask_password(storage)} already has a study named {study!r}: {missing}give another "
+            "--run-dir, since a study has the name of its run directory"
+        )
 
 
 def open_confirmations(storage: str, study_name: str) -> Record | None:

@@ -95,10 +95,12 @@ def _compare_means(first: str, run: Summary, name: str, other: Summary) -> str:
         if winner is None or len(winner.losses) < 2
     ]
     if ours is None or theirs is None or open_runs:
+        how = ""
+        if run.run.command and other.run.command:
+            how = f": --resume --confirm-seeds 5.{_TAKE_SEED if lacks_seed else ''}"
         return (
             f"{first} and {name}: the best loss of a run is the lowest of many. Before you choose "
-            f"by it, confirm the best of {' and '.join(open_runs)} with other seeds: --resume "
-            f"--confirm-seeds 5.{_TAKE_SEED if lacks_seed else ''}"
+            f"by it, train the best of {' and '.join(open_runs)} with other seeds{how or '.'}"
         )
     low, high = _compute_interval(ours, theirs)
     if low <= 0 <= high:

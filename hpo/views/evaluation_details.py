@@ -404,7 +404,7 @@ def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
         yield "started", format_date(evaluation.started)
     if evaluation.state == INTERRUPTED and math.isnan(evaluation.seconds):
         found = format_date(evaluation.ended)
-        yield "ended", f"when its job was killed; found at the resume, {found}"
+        yield "ended", f"when its job was killed; found {found}"
     elif math.isfinite(evaluation.ended):
         text = format_date(evaluation.ended)
         if evaluation.has_ended:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +20,7 @@ from hpo.errors import UsageError
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.run.request import check_space
 from hpo.space.search_space import list_individuals
-from tests.support.docs import blocks
 from tests.support.evaluations import make_evaluation
-from tests.support.launch import ROOT
 from tests.support.simulation import SimulatedIslands, simulate
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
@@ -82,24 +78,6 @@ def test_propagators_breed_new_individuals_of_the_space(name: str) -> None:
     if space is EVERYTHING:
         assert values["act"] == {"relu", "tanh", "elu"}
         assert values["flag"] == {True, False}
-
-
-@pytest.mark.parametrize("name", PROPAGATORS)
-def test_example_of_the_documentation_runs(name: str) -> None:
-    (code,) = blocks("docs/explanation/search.md", "python")
-    values: dict[str, Any] = {}
-    exec(code.replace('"ga"', repr(name)), values)
-    population = values["propagator"].population
-    assert len(population) == 50
-    assert min(member.loss for member in population) < population[0].loss
-
-
-@pytest.mark.parametrize("name", ["ga", "tpe", "random"])
-def test_propagators_search_without_mpi(name: str) -> None:
-    (code,) = blocks("docs/explanation/search.md", "python")
-    block_mpi = "import sys; sys.modules['mpi4py'] = sys.modules['propulate'] = None\n"
-    code = block_mpi + code.replace('"ga"', repr(name))
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", PROPAGATORS)

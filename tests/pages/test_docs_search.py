@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures as futures
 import json
 import random
 import re
@@ -13,9 +14,11 @@ import pytest
 import typer.main
 from optuna.study import StudyDirection
 
+import hpo
 from hpo import SearchSpace
 from hpo.cli.commands import app
 from hpo.cli.mpi_commands import make_command_app, make_search
+from hpo.results.reader import RunReader
 from hpo.run.resolve_options import resolve_options
 from tests.support.docs import blocks, example
 from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo
@@ -169,3 +172,20 @@ def test_columns_of_the_page_are_those_of_an_export(
     }
     exported = {re.sub(r"^(param|metric)_.*", r"\1_NAME", column) for column in row}
     assert described - {"front", "metric_NAME"} == exported - {"metric_NAME"}
+
+
+def test_listings_of_ask_and_tell_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values: dict[str, Any] = {}
+    exec(example("docs/search/ask-and-tell.md", "my_asking.py"), values)
+    values["search"] = hpo.Search(values["space"], "runs/asking", evaluations=30)
+    _, listing = blocks("docs/search/ask-and-tell.md", "python")
+    with futures.ThreadPoolExecutor(8) as executor:
+        exec(listing.replace("executor = ...", ""), {**values, "executor": executor})
+    evaluations = RunReader(Path("runs/asking")).read_evaluations()
+    assert [each.state for each in evaluations] == ["complete"] * 30
+    assert {each.worker for each in evaluations[:20]} == {0}
+    assert {each.worker for each in evaluations[20:]} == set(range(8))
+    for each in evaluations:
+        assert each.loss == abs(each.params["lr"] - 0.01) + 0.1 * each.params["layers"]
+        assert each.metrics == {"accuracy": 0.9}

@@ -62,7 +62,7 @@ def test_comparison_does_not_choose_by_luck() -> None:
     text = " ".join(format_comparison({"a": lucky, "b": other}).split())
     assert "The mean losses of a and b may be equal" in text
     text = " ".join(format_comparison({"a": lucky, "b": make_summary(0.2, [0.3])}).split())
-    assert "confirm the best of b with other seeds: --resume --confirm-seeds 5." in text
+    assert "train the best of b with other seeds: --resume --confirm-seeds 5." in text
     assert "better" not in text
     equal = make_summary(0.2, [0.3, 0.3, 0.3])
     assert "The mean losses of a and b may be equal" in format_comparison({"a": lucky, "b": equal})

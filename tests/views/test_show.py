@@ -245,7 +245,7 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
             ).stdout
             for trial in (0, 1, 2)
         )
-    assert parse_facts(killed)["ended"].startswith("when its job was killed; found at the resume, ")
+    assert parse_facts(killed)["ended"].startswith("when its job was killed; found ")
     assert running.splitlines()[0].endswith(": running")
     assert re.fullmatch(r"not yet, after \d+\.\d s", parse_facts(running)["ended"])
     assert "    1  4       2  3.5     3  3.333" in running.splitlines()
