@@ -25,6 +25,8 @@ NUMERIC_PROPAGATORS = ("cmaes", "pso", "nelder-mead")
 """The propagators that need a space without categorical parameters."""
 MULTI_OBJECTIVE_PROPAGATORS = ("ga", "tpe", "random")
 """The propagators that can search with several objectives."""
+PROPAGATORS_WITHOUT_MPI = ("ga", "tpe", "random")
+"""The propagators of this project. The others are Propulate's, which initialise MPI."""
 PBT_PROPAGATORS = ("ga", "tpe", "random")
 """The propagators that tell the merit of the parent from the merit of the hyperparameters."""
 DEFAULT_PROPAGATORS = ("ga",)

@@ -378,9 +378,7 @@ class RecordedHistory(EvaluationHistory):
 
     def restore(self, recorded: Sequence[Evaluation]) -> None:
         """Add the evaluations that were recorded before this session."""
-        # Models depend on the order of ends, which a resumed run must not change.
-        ended = sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
-        self.add_evaluations(ended)
+        self.add_evaluations(sort_for_learning(recorded))
 
     def update(self) -> None:
         """Add the evaluations that have started or ended since the previous call."""
@@ -395,6 +393,14 @@ class RecordedHistory(EvaluationHistory):
 
     def end(self, individual: Individual, values: tuple[float, ...], seconds: float) -> None:
         """Do nothing: the writer records the end, which `update` then reads."""
+
+
+def sort_for_learning(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Return evaluations in the order of their ends, and those that have not ended last.
+
+    Models depend on the order of ends, which a resumed run must not change.
+    """
+    return sorted(evaluations, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
 
 
 class _EvaluationRows:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
-from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.evaluation_history import (
+    EvaluationHistory,
+    RecordedHistory,
+    sort_for_learning,
+)
 from hpo.breeding.population import Individual
+from hpo.objectives import Objectives
 from hpo.options import PROPAGATORS
 from hpo.space import Gene, SearchSpace
+from hpo.store.evaluations import Evaluation
 
 _MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 # Each module is imported when it is needed: Optuna takes 0.4 s, and Propulate initialises MPI.
@@ -133,3 +139,30 @@ def make_propagator(
         raise ValueError(f"name must be one of {', '.join(PROPAGATORS)}, got {name!r}")
     propagator: type[Propagator] = resolve_name(_CLASSES[name])
     return propagator(history or EvaluationHistory(space), random.Random(seed), worker, workers)
+
+
+def make_following_propagator(
+    name: str,
+    space: SearchSpace,
+    objectives: Objectives,
+    seed: str,
+    read_changes: Callable[[], Sequence[Evaluation]],
+) -> Propagator:
+    """Return a propagator that learns from recorded evaluations alone, at each `ask`.
+
+    Args:
+        name: A name in `hpo.options.PROPAGATORS_WITHOUT_MPI`.
+        read_changes: Returns the evaluations that have started or ended since its previous call.
+    """
+
+    def read_sorted_changes() -> Sequence[Evaluation]:
+        changes = sort_for_learning(read_changes())
+        for evaluation in changes:
+            if evaluation.is_finished:
+                individual = Individual(space, space.encode(evaluation.params))
+                propagator.tell(individual, *evaluation.values)
+        return changes
+
+    history = RecordedHistory(space, objectives, read_sorted_changes)
+    propagator = make_propagator(name, space, seed, history)
+    return propagator

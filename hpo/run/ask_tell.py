@@ -21,13 +21,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.breeding.evaluation_history import RecordedHistory
-from hpo.breeding.population import Individual
-from hpo.breeding.propagators import make_propagator
+from hpo.breeding.propagators import make_following_propagator
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, parse_objectives, parse_report
-from hpo.options import OPTIONS, Options, is_valid_json, read_kept_options, to_json
+from hpo.options import (
+    OPTIONS,
+    PROPAGATORS_WITHOUT_MPI,
+    Options,
+    is_valid_json,
+    read_kept_options,
+    to_json,
+)
 from hpo.problem import SearchDescription
 from hpo.process.failure import format_with_hint
 from hpo.run.request import check_space
@@ -35,7 +40,6 @@ from hpo.run.source_versions import keep_source
 from hpo.space import SearchSpace, Value
 from hpo.space.parameters import describe_priors, format_parameter
 from hpo.store.evaluation_locks import open_evaluation_locks
-from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import Manifest
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, write_json
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
     from hpo.views.run import Run
 
-_PROPAGATORS = ("ga", "tpe", "random")  # The others need MPI.
 _STALE_LOCK_SECONDS = 10  # Of another program, such as Optuna's dashboard, that has ended.
 
 
@@ -283,7 +286,6 @@ class Search:
             self._record = Record(self._storage, self._manifest.study)
         distributions = self._space.make_distributions()
         self._claims = Claims(self._record, distributions, self._manifest.budget)
-        self._changes = self._record.follow()
         self._propagator: Propagator | None = None
 
     @contextmanager
@@ -306,23 +308,15 @@ class Search:
                 self._enqueue_priors()
             # No other process has this number of trials at its first one.
             seed = f"{run.seed}/{len(self._record.read_trials())}"
-            history = RecordedHistory(self._space, self._objectives, self._read_changes)
-            self._propagator = make_propagator(run.propagators[0], self._space, seed, history)
+            changes = self._record.follow()
+            self._propagator = make_following_propagator(
+                run.propagators[0], self._space, self._objectives, seed, changes.read
+            )
         return self._propagator
 
     def _enqueue_priors(self) -> None:
         params = self._space.draw_priors(random.Random(f"{self._manifest.seed}/priors"))
         self._record.enqueue(params, self._space.make_distributions(), propagator="priors")
-
-    def _read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that have changed, and let ended ones become parents."""
-        changes = sorted(self._changes.read(), key=_get_end)
-        for evaluation in changes:
-            if evaluation.is_finished:
-                individual = Individual(self._space, self._space.encode(evaluation.params))
-                assert self._propagator is not None
-                self._propagator.tell(individual, *evaluation.values)
-        return changes
 
     def _make_attributes(self) -> dict[str, Any]:
         """Return the attributes of the next evaluation. Its worker is one that runs none."""
@@ -387,17 +381,12 @@ def _check_options(
             raise UsageError(
                 f"{name} must be a whole number, {OPTIONS[name].kind.limits}, got {value!r}"
             )
-    if propagator is not None and propagator not in _PROPAGATORS:
-        names = ", ".join(map(repr, _PROPAGATORS))
+    if propagator is not None and propagator not in PROPAGATORS_WITHOUT_MPI:
+        names = ", ".join(map(repr, PROPAGATORS_WITHOUT_MPI))
         raise UsageError(f"propagator must be one of {names}, got {propagator!r}")
     propagators = None if propagator is None else (propagator,)
     options = {"evaluations": evaluations, "seed": seed, "propagators": propagators}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _get_end(evaluation: Evaluation) -> tuple[bool, float, int]:
-    """Return a key that sorts evaluations by their ends, and those that have not ended last."""
-    return not evaluation.has_ended, evaluation.ended, evaluation.trial
 
 
 def _format_source(space: SearchSpace) -> bytes:

@@ -179,7 +179,7 @@ def test_listings_of_ask_and_tell_search(tmp_path: Path, monkeypatch: pytest.Mon
     values: dict[str, Any] = {}
     exec(example("docs/search/ask-and-tell.md", "my_asking.py"), values)
     values["search"] = hpo.Search(values["space"], "runs/asking", evaluations=30)
-    _, listing = blocks("docs/search/ask-and-tell.md", "python")
+    _, listing, optuna_listing = blocks("docs/search/ask-and-tell.md", "python")
     with futures.ThreadPoolExecutor(8) as executor:
         exec(listing.replace("executor = ...", ""), {**values, "executor": executor})
     evaluations = RunReader(Path("runs/asking")).read_evaluations()
@@ -189,3 +189,6 @@ def test_listings_of_ask_and_tell_search(tmp_path: Path, monkeypatch: pytest.Mon
     for each in evaluations:
         assert each.loss == abs(each.params["lr"] - 0.01) + 0.1 * each.params["layers"]
         assert each.metrics == {"accuracy": 0.9}
+    exec(optuna_listing, values)
+    assert len(values["study"].trials) == 50
+    assert values["study"].best_value < 0.01

@@ -102,7 +102,7 @@ def test_failures_are_recorded_with_their_reason(search: hpo.Search, tmp_path: P
     assert [evaluation.worker for evaluation in evaluations] == [0, 1, 2]  # They ran at once.
 
 
-def test_opened_again_it_continues_and_begins_a_session_only_for_changes(tmp_path: Path) -> None:
+def test_a_session_begins_only_when_options_change(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for evaluations, count in ((4, 4), (None, 4), (6, 6), (None, 6)):
         search = hpo.Search(_SPACE, folder, evaluations=evaluations)
@@ -228,7 +228,7 @@ def test_threads_evaluate_different_individuals(search: hpo.Search, tmp_path: Pa
     assert len({tuple(evaluation.params.items()) for evaluation in _read(tmp_path / "run")}) == 20
 
 
-def test_two_searches_in_a_process_do_not_take_each_others_trials(
+def test_searches_in_a_process_do_not_take_each_others_trials(
     search: hpo.Search, tmp_path: Path
 ) -> None:
     other = hpo.Search(_SPACE, tmp_path / "run")
