@@ -270,6 +270,8 @@ def _advise_more_epochs(run: RunSnapshot) -> Advice | None:
     if statistics.median(map(_estimate_epoch_gain, curves)) < _MIN_EPOCH_GAIN:
         return None
     falls = [_compute_relative_gap(curve[-1 - len(curve) // 4], curve[-1]) for curve in curves]
+    counts = {len(curve) // 4 for curve in curves}
+    last = format_count(counts.pop(), "epoch") if len(counts) == 1 else "quarter of the epochs"
     lowered = dict.fromkeys([format_percent(min(falls)), format_percent(max(falls))])
     command = ""
     epochs = run.manifest.settings.get("epochs")
@@ -283,7 +285,7 @@ def _advise_more_epochs(run: RunSnapshot) -> Advice | None:
         "Train for more epochs, in a new run, because losses after more epochs cannot be compared "
         "with these.",
         f"The loss of each of the best {_CURVE_COUNT} is lowest after its last epoch; the last "
-        f"quarter of the epochs lowered it by {' to '.join(lowered)}.",
+        f"{last} lowered it by {' to '.join(lowered)}.",
         command,
     )
 

@@ -220,8 +220,7 @@ class FirstRank:
     def report_outcome(self) -> int:
         """Print the summary of the run, write summary.json, and return the exit status."""
         evaluations = self.session.open_record().read_evaluations()
-        plan = self.session.confirmation_plan
-        confirmations, earlier = plan.split_planned(self.session.read_confirmations())
+        confirmations = self.session.read_confirmations()
         stopped = self._find_stop_request(evaluations, confirmations)
         individuals = None if stopped else self._count_individuals(evaluations)
         finished = sum(evaluation.is_finished for evaluation in evaluations)
@@ -229,7 +228,7 @@ class FirstRank:
         run = self.session.manifest
         budget = 0 if is_exhausted else run.budget
         self._is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
-        summary = self._report_summary(evaluations, confirmations, earlier, stopped, is_exhausted)
+        summary = self._report_summary(evaluations, confirmations, stopped, is_exhausted)
         if is_exhausted:
             size = format_count(individuals or 0, "individual")
             print(f"The search space is exhausted: it has {size}, and all were evaluated")
@@ -259,7 +258,6 @@ class FirstRank:
         self,
         evaluations: Sequence[Evaluation],
         confirmations: Sequence[Evaluation],
-        earlier_confirmations: Sequence[Evaluation],
         stopped: StopRequest | None,
         is_exhausted: bool,
     ) -> Summary:
@@ -283,8 +281,7 @@ class FirstRank:
             evaluations,
             session.manifest,
             self._options.top_n,
-            confirmations,
-            earlier_confirmations,
+            *session.confirmation_plan.split_planned(confirmations),
             ask_models=not self._is_stopping(),
             session=SessionOutcome(reason, remedy or None, is_exhausted, *times),
         )

@@ -13,6 +13,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from hpo.results.reader import RunReader
+from hpo.results.summary import compute_busy_fraction
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
@@ -419,6 +421,12 @@ def test_confirmation_resumes_and_stray_files_are_removed(mpi: Mpi, folder: Path
     while len(load_trials(folder / "run", "run-confirm")[0].intermediate_values) < 2:
         victim.sleep(0.05)
     stop_run(victim)
+    run = RunReader(folder / "run")
+    evaluations = [*run.read_evaluations(), *run.read_confirmations(all_plans=True)]
+    busy = compute_busy_fraction(evaluations, workers=1, since=0.0)
+    assert busy is not None
+    assert busy < 1, "there is time between the search and the interrupted confirmation"
+    assert run.run_dir.read_summary()["worker_busy_fraction"] == busy
     states = folder / "run" / "checkpoints"
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")

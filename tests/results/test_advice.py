@@ -387,7 +387,7 @@ def test_epoch_advice_if_losses_still_fall_doubles_epochs() -> None:
     advice = find_by_kind(make_result(make_curves(compute_falling_loss)), "epochs")
     assert advice is not None
     assert advice.text.startswith("Train for more epochs, in a new run")
-    assert advice.evidence.endswith("; the last quarter of the epochs lowered it by 11%.")
+    assert advice.evidence.endswith("; the last 2 epochs lowered it by 11%.")
     assert advice.command == "run_islands.py my.py --set epochs=20 --set 'data=my data'"
     mixed = make_curves(compute_falling_loss)
     mixed[3] = replace(mixed[3], curve={**mixed[3].curve, 9: 0.71, 10: 0.60})
