@@ -17,16 +17,14 @@ _LOG_NAME_PATTERN = re.compile(
 )
 _ALWAYS_TUNED = 6  # Those up to the momentum are proposed even if only their default is known.
 _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
+_SEARCH = "hpo search --space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}"
 _WAYS = {
-    "hydra": (
-        "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} optimizer.lr='{{lr}}' "
-        "hydra.run.dir='{{folder}}'"
+    "hydra": "python {path} --multirun hydra/sweeper=hpo 'lr=tag(log,interval(1e-4,1e-1))'",
+    "LightningCLI": f"{_SEARCH} fit --optimizer.lr='{{{{lr}}}}'",
+    "CLI": _SEARCH,
+    "HfArgumentParser": (
+        "hpo search --space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}"
     ),
-    "LightningCLI": (
-        "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path} fit --optimizer.lr='{{lr}}'"
-    ),
-    "CLI": "--space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}",
-    "HfArgumentParser": "--space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}",
 }
 _PRINTF_FIELD = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 _FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
@@ -166,7 +164,7 @@ def _describe_missing_options(path: Path, tree: ast.AST) -> str:
         if name in names:
             return (
                 f"{path} takes its options from {name}, which cannot be read here. Search it by "
-                f"hpo search {way.format(path=path)}"
+                f"{way.format(path=path)}"
             )
     return (
         f"{path} has no options that could be searched, such as those of argparse: "

@@ -175,7 +175,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     (tmp_path / "train.py").write_text(example("docs/training/scripts.md", "train.py"), "utf-8")
     hpo = HPO
     commands = commands_with("docs/training/scripts.md", "mpirun")
-    (_, checking, whole, launched, resuming, _) = commands  # The last is for Hydra.
+    (_, checking, whole, launched, resuming) = commands
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(find_complete_losses(load_trials(tmp_path / "runs" / "script"))) == 16
