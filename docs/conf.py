@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["inventories"]
+html_extra_path = ["llms.txt"]
 default_role = "code"  # Docstrings have `names` in single backticks.
 highlight_language = "none"  # Indented blocks are mostly output of programs.
 smartquotes = False  # Smart quotes replace the two dashes of an option by one.

@@ -376,6 +376,14 @@ class Options:
         TEXTS,
         flags="--tracker",
     )
+    as_json: bool = _of_this_job(
+        False,
+        "Print the result as JSON, and all else to stderr.",
+        "Output",
+        SWITCH,
+        flags="--json",
+        default_text="",
+    )
     log_level: str = _of_this_job(
         "warning",
         f"Messages on stderr: {', '.join(LOG_LEVELS)}.",

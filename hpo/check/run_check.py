@@ -87,7 +87,7 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
                 script=ready.problem.file.script,
                 files=evaluator.file_snapshots,
             )
-            status = print_findings(inspect_outcomes(outcomes))
+            status = print_findings(inspect_outcomes(outcomes), options.as_json)
         return int(world.bcast(status))
 
 

@@ -81,7 +81,7 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
             status = ExitStatus.BUDGET_SPENT
             if facts is not None:
                 print_cluster(facts)
-                status = print_findings(judge_cluster(facts))
+                status = print_findings(judge_cluster(facts), options.as_json)
             return int(job.world.bcast(status))
 
 

@@ -118,15 +118,19 @@ def compare(
     run_dirs: Annotated[
         list[Path], typer.Argument(metavar="RUN_DIR", help="The directories of two runs, or more.")
     ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of the runs.")] = False,
 ) -> None:
     """Compare the best of several runs, and what they cost."""
     from hpo.results.reader import RunReader
-    from hpo.views.comparison import format_comparison
+    from hpo.views.comparison import format_comparison, make_comparison_content
 
     if len(set(run_dirs)) < 2:
         raise UsageError(f"hpo compare needs two different runs, got only {run_dirs[0]}")
     runs = {str(run_dir): RunReader(run_dir).make_summary(1) for run_dir in run_dirs}
-    print(make_printable_lines(format_comparison(runs)))
+    if as_json:
+        print(json.dumps(make_comparison_content(runs), indent=2))
+    else:
+        print(make_printable_lines(format_comparison(runs)))
 
 
 @app.command()
@@ -253,8 +257,22 @@ def export(
 
 
 @app.command()
-def watch(context: typer.Context, run_dir: RunDirectory, storage: Storage = None) -> None:
+def watch(
+    context: typer.Context,
+    run_dir: RunDirectory,
+    storage: Storage = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the present status as JSON, and exit.")
+    ] = False,
+) -> None:
     """Browse a running or finished run in the terminal. ? shows the keys, q quits."""
+    if as_json:
+        from hpo.results.reader import RunReader
+        from hpo.views.live.run_status import compute_run_status, make_status_content
+
+        status = compute_run_status(RunReader(run_dir, storage).take_snapshot())
+        print(json.dumps(make_status_content(status), indent=2, allow_nan=False))
+        return
     from hpo.views.live.run_watch import watch_run
 
     context.exit(watch_run(run_dir, storage))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import logging
 import os
 import sys
@@ -67,11 +68,13 @@ def _run_and_exit(
     name: str, program: str, arguments: Sequence[str], default: Path | None = None
 ) -> NoReturn:
     """Run search, check or check-cluster on this rank of an MPI job, then exit the process."""
-    from hpo.process.standard_streams import fill_closed_streams
+    from hpo.process.standard_streams import divert_output, fill_closed_streams
 
     fill_closed_streams()
     # A run does not need its standard output.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if "--json" in itertools.takewhile(lambda argument: argument != "--", arguments):
+        divert_output()
     template = _start_mpi(program, is_shown=name == "search" and "--help" not in arguments)
     from hpo.ranks.communicator import finalize_mpi, get_world
     from hpo.ranks.job import Job, abort_for_error

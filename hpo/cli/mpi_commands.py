@@ -26,7 +26,7 @@ _GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
 _CHECK_OPTIONS = (
     *("collective_timeout", "settings", "enqueue"),
     *("space", "loss", "maximize", "step", "metrics", "flags"),
-    *("resume_args", "resume_file"),
+    *("resume_args", "resume_file", "as_json"),
 )
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _UNUSED_NAME = "nothing"
@@ -147,6 +147,7 @@ def make_cluster_check() -> Callable[..., dict[str, Any]]:
             help="Run directory whose file system is tested.",
             default_text="runs",
         ),
+        "as_json": OPTIONS["as_json"],
     }
     return _set_signature(check_cluster, options)
 

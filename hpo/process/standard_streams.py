@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 from hpo.text_format import make_printable_lines
 
@@ -18,6 +20,23 @@ def fill_closed_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
+
+
+_result_descriptor = 1
+
+
+def divert_output() -> None:
+    """Let all that this process prints go to standard error, except the result (`print_result`)."""
+    global _result_descriptor
+    _result_descriptor = os.dup(1)
+    os.dup2(2, 1)
+
+
+def print_result(content: Any) -> None:
+    """Print the result of a command as JSON to standard output."""
+    sys.stdout.flush()
+    with open(_result_descriptor, "w", closefd=False) as file:
+        file.write(json.dumps(content, indent=2) + "\n")
 
 
 def warn(text: str) -> None:

@@ -300,11 +300,11 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
             {"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params}
             for e in summary.lineage
         ],
-        "best": _describe(summary.best) if summary.best else None,
-        "top": [_describe(evaluation) for evaluation in summary.top],
+        "best": describe_individual(summary.best) if summary.best else None,
+        "top": [describe_individual(evaluation) for evaluation in summary.top],
         "objectives": list(summary.run.objectives.names),
         "maximized": list(summary.run.objectives.maximized),
-        "front": [_describe(evaluation) for evaluation in summary.front],
+        "front": [describe_individual(evaluation) for evaluation in summary.front],
         "hypervolume": asdict(summary.hypervolume) if summary.hypervolume else None,
         "expected_loss": asdict(summary.expected_loss) if summary.expected_loss else None,
         "importances": [
@@ -312,12 +312,12 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
             for importance in summary.importances
         ],
         "islands": [
-            {"island": island, "top": [_describe(evaluation) for evaluation in best]}
+            {"island": island, "top": [describe_individual(evaluation) for evaluation in best]}
             for island, best in summary.islands.items()
         ],
         "imported": summary.imported,
         "confirmed": [
-            {**_describe(summary.get_evaluation(individual.trial)), **asdict(individual)}
+            {**describe_individual(summary.get_evaluation(individual.trial)), **asdict(individual)}
             for individual in summary.confirmed
         ],
         "as_good_within": summary.as_good_within,
@@ -330,7 +330,8 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _describe(evaluation: Evaluation) -> dict[str, Any]:
+def describe_individual(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an individual as JSON values."""
     return {
         "trial": evaluation.trial,
         "loss": evaluation.loss,

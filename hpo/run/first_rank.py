@@ -20,7 +20,7 @@ from hpo.options import Options
 from hpo.problem import Problem
 from hpo.process.failure import format_with_hint
 from hpo.process.linux import is_read_by_tee
-from hpo.process.standard_streams import warn
+from hpo.process.standard_streams import print_result, warn
 from hpo.ranks.job import Job
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import (
@@ -215,6 +215,9 @@ class FirstRank:
             self._tracking.wait(_SECONDS_FOR_TRACKERS_AT_A_STOP)
         else:
             self._tracking.wait(_SECONDS_FOR_TRACKERS, _SECONDS_FOR_IDLE_TRACKERS)
+        if self._options.as_json:
+            run_dir = self.session.run_dir
+            print_result({"run_dir": str(run_dir.path), **run_dir.read_summary()})
         return status
 
     def report_outcome(self) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hpo.results.confirmation import ConfirmedIndividual
-from hpo.results.summary import Summary
+from hpo.results.summary import Summary, describe_individual
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_list, format_named_values, format_number
 from hpo.views.tables import format_table, make_table
@@ -34,6 +36,27 @@ def format_comparison(runs: Mapping[str, Summary]) -> str:
     for name in others:
         lines += ["", *_compare_runs(first, runs[first], name, runs[name])]
     return "\n".join(lines)
+
+
+def make_comparison_content(runs: Mapping[str, Summary]) -> list[dict[str, Any]]:
+    """Return the runs as JSON values, and how each one compares with the first."""
+    first, *_ = runs
+    content = []
+    for name, run in runs.items():
+        winner = _find_winner(run)
+        compared = [] if name == first else _compare_runs(first, runs[first], name, run)
+        content.append(
+            {
+                "run_dir": name,
+                "complete": run.counts["complete"],
+                "best": None if run.winner is None else describe_individual(run.winner),
+                "confirmed": None if winner is None else asdict(winner),
+                "rank_hours": sum(run.cost.rank_hours.values()),
+                "gpu_hours": sum(run.cost.gpu_hours.values()),
+                "comparison": " ".join(compared),
+            }
+        )
+    return content
 
 
 def _format_runs(runs: Mapping[str, Summary]) -> str:

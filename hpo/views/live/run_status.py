@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -17,7 +18,12 @@ from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.display_names import merge_params_and_metrics
 from hpo.results.run_snapshot import EXHAUSTED_REASON, RunSnapshot
-from hpo.results.summary import RungSummary, list_best_so_far, summarize_rungs
+from hpo.results.summary import (
+    RungSummary,
+    describe_individual,
+    list_best_so_far,
+    summarize_rungs,
+)
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
 from hpo.store.manifest import parse_start
 from hpo.store.pareto_front import find_front
@@ -157,6 +163,31 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
         confirmed=compare_confirmed(confirmations),
     )
+
+
+def make_status_content(status: RunStatus) -> dict[str, Any]:
+    """Return the status of a run as JSON values."""
+    return {
+        "phase": status.phase,
+        "reason": status.reason,
+        "done": status.done,
+        "total": status.total,
+        "evaluations_per_minute": status.pace.per_minute,
+        "seconds_left": status.pace.seconds_left,
+        "counts": status.counts,
+        "best": None if status.best is None else describe_individual(status.best),
+        "running": [
+            {
+                "trial": evaluation.label,
+                "worker": evaluation.worker,
+                "params": evaluation.params,
+                "epochs": len(evaluation.curve),
+                "seconds": round(status.at - evaluation.started, 3),
+            }
+            for evaluation in status.running
+        ],
+        "idle_workers": status.idle_workers,
+    }
 
 
 def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
