@@ -20,7 +20,9 @@ _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
 _SEARCH = "hpo search --space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}"
 _WAYS = {
     "hydra": "python {path} --multirun hydra/sweeper=hpo 'lr=tag(log,interval(1e-4,1e-1))'",
-    "LightningCLI": f"{_SEARCH} fit --optimizer.lr='{{{{lr}}}}'",
+    "LightningCLI": (
+        f"{_SEARCH} fit --optimizer.lr='{{{{lr}}}}' --trainer.default_root_dir='{{{{folder}}}}'"
+    ),
     "CLI": _SEARCH,
     "HfArgumentParser": (
         "hpo search --space 'learning_rate=Float(1e-6, 1e-3, log=True)' -- {path}"

@@ -91,12 +91,16 @@ def find_options(tree: ast.AST) -> list[ScriptOption]:
 
 
 def find_words(tree: ast.AST) -> list[str]:
-    """Return the words that must precede the options: the subcommand of LightningCLI."""
+    """Return the words that must precede the options of a LightningCLI; [] for other scripts.
+
+    They are its subcommand, and the folder for its files: it refuses to overwrite its config.yaml.
+    """
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     runs = [call for call in calls if _get_name(call.func) == "LightningCLI"]
     keywords = [each for call in runs for each in call.keywords if each.arg == "run"]
     is_run = all(_evaluate_literal(each.value) is not False for each in keywords)
-    return ["fit"] if runs and is_run else []
+    folder = ["--trainer.default_root_dir", "{folder}"]
+    return [*(["fit"] if is_run else []), *folder] if runs else []
 
 
 def _find_argparse_options(tree: ast.AST) -> Iterator[ScriptOption]:

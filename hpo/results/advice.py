@@ -271,7 +271,8 @@ def _advise_more_epochs(run: RunSnapshot) -> Advice | None:
         return None
     falls = [_compute_relative_gap(curve[-1 - len(curve) // 4], curve[-1]) for curve in curves]
     counts = {len(curve) // 4 for curve in curves}
-    last = format_count(counts.pop(), "epoch") if len(counts) == 1 else "quarter of the epochs"
+    last = f"{min(counts)} epochs" if len(counts) == 1 else "quarter of the epochs"
+    last = "epoch" if counts == {1} else last
     lowered = dict.fromkeys([format_percent(min(falls)), format_percent(max(falls))])
     command = ""
     epochs = run.manifest.settings.get("epochs")

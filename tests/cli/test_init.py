@@ -210,12 +210,14 @@ def test_arguments_of_lightning_classes_are_options(tmp_path: Path, hpo: Hpo) ->
     ):
         parameters, command, printed = propose(tmp_path, hpo, call)
         assert {*parameters} == {"model_lr", "data_batch_size"}
-        assert command[:3] == ("fit", "--seed_everything", "{seed}")
-        assert {command[index] for index in (3, 5)} == {"--model.lr", "--data.batch_size"}
+        folder = ("--trainer.default_root_dir", "{folder}")
+        assert command[:5] == ("fit", *folder, "--seed_everything", "{seed}")
+        assert {command[index] for index in (5, 7)} == {"--model.lr", "--data.batch_size"}
         assert "shown" not in printed, "only arguments are options"
         assert "# model_hidden=Int(8, 128, log=True),  # and '--model.hidden', " in printed
         assert "width" not in printed, "its type is not known"
-    assert propose(tmp_path, hpo, "LightningCLI(Model, run=False)")[1][0] == "--seed_everything"
+    alone = propose(tmp_path, hpo, "LightningCLI(Model, run=False)")[1]
+    assert alone[:3] == ("--trainer.default_root_dir", "{folder}", "--seed_everything")
 
 
 @pytest.mark.slow
@@ -239,3 +241,29 @@ def test_proposal_for_trainer_of_transformers_runs(tmp_path: Path, hpo: Hpo) -> 
         timeout=scale(120),
     ).stdout
     assert len(re.findall(objective.loss, output)) == 1, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("lightning_cli.py", {"model_lr"}), ("tyro_script.py", {"lr"})],
+)
+def test_proposal_for_typed_parsers_runs(
+    script: str, expected: set[str], tmp_path: Path, hpo: Hpo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation has its own folder, in which LightningCLI saves its configuration."""
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(hpo("init", SCRIPTS / script)[1], found)
+    objective = found["objective"]
+    parameters = found["space"].parameters
+    assert {*parameters} == expected
+    values = {name: parameter.high for name, parameter in parameters.items()}
+    for trial in range(2):
+        others = {"seed": 7, "trial": trial, "folder": tmp_path / str(trial)}
+        command = [sys.executable, *objective.make_arguments(values, others)]
+        job = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=scale(60)
+        )
+        assert job.returncode == 0, job.stderr
+        assert re.findall(objective.loss, job.stdout)
