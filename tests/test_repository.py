@@ -22,7 +22,10 @@ LAYERS, CYCLES, ONE = (
 )
 RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
 OTHERS = "ranks that lead no worker import neither numpy nor Optuna nor Propulate"
-READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
+READERS, BASE = (
+    "readers of runs, and ask and tell, import neither MPI nor torch",
+    "base modules import no framework",
+)
 WORKER = "training imports only Worker"
 PROPAGATORS = "propagators import no MPI"
 WRONG = [
@@ -44,6 +47,7 @@ WRONG = [
     ("trainer/worker.py", "from hpo.evaluation import rank_group", TRAINERS),
     ("results/summary.py", "import torch", READERS),
     ("views/progress.py", "import mpi4py", READERS),
+    ("run/ask_tell.py", "from hpo.ranks import communicator", READERS),
     ("space/search_space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
     ("run/run_search.py", "import propulate", ONE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,3 +78,19 @@ def test_command_without_mpi_prints_one_message(
     advice = "Load the MPI module of the cluster, or run: pip install 'hpo-islands[mpich]'"
     assert job.stderr == f"error: mpi4py finds no MPI (cannot load MPI library). {advice}\n"
     assert "MPI: not found (cannot load MPI library)" in run_hpo("--version", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_package_mpich_is_found_outside_of_the_prefix(tmp_path: Path) -> None:
+    """`uv run --with` installs packages elsewhere."""
+    code = (
+        "import sys; sys.prefix = sys.exec_prefix = sys.argv[1]\n"
+        "from hpo.cli.entry import _import_mpi\n"
+        "_import_mpi()\n"
+        "from mpi4py import MPI\n"
+        "print(MPI.Get_library_version().split()[0])"
+    )
+    job = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (job.returncode, job.stdout) == (0, "MPICH\n"), job.stderr
