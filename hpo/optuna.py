@@ -38,7 +38,7 @@ class IslandSampler(BaseSampler):
 
     Args:
         propagator: "ga", "tpe" or "random".
-        seed: The seed. None: another one each time.
+        seed: The seed. None: a different one each time.
 
     Example:
         ::

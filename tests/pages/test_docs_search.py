@@ -25,14 +25,14 @@ from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo
 from tests.support.run_output import find_complete_losses, load_trials
 from tests.support.runs import add_evaluation, make_run
 
-PAGES = sorted((ROOT / "docs" / "search").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs" / "search").glob("*.md")), ROOT / "docs" / "faq.md"]
 
 
 def find_commands() -> list[tuple[str, list[str]]]:
     """Return each command of this project in docs/search: the name of the page, and its words."""
     found = []
     for page in PAGES:
-        for block in blocks(f"docs/search/{page.name}", "bash"):
+        for block in blocks(str(page.relative_to(ROOT)), "bash"):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line.partition(" | ")[0])
                 if words[:2] == ["mpirun", "-n"]:
