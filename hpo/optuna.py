@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.samplers import BaseSampler, RandomSampler
+from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -57,16 +59,16 @@ class IslandSampler(BaseSampler):
         # Optuna may call a sampler in several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, _Group] = {}
+        self._storage: BaseStorage | None = None
+        self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[IslandSampler], tuple[str, int | None]]:
         """Copy the arguments: all else is learned from the study again."""
         return type(self), (self._propagator, self._seed)
 
     def reseed_rng(self) -> None:
-        """Breed other individuals than the process that this one was copied from."""
-        self._seed = None
+        """Draw other random values. Optuna calls it in each thread, and these breed together."""
         self._random.reseed_rng()
-        self._groups.clear()
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -84,11 +86,17 @@ class IslandSampler(BaseSampler):
         """Return a value for each parameter of the search space."""
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         params: dict[str, Any] = {}
+        if os.getpid() != self._pid:  # A forked process must breed other individuals.
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._groups = {}
         with self._lock:
-            before, self._groups = self._groups, {}
+            before = self._groups if study._storage is self._storage else {}
+            self._groups = {}
+            self._storage = study._storage
             for names in _list_groups([set(one.distributions) for one in others], search_space):
                 distributions = {name: search_space[name] for name in names}
-                key = f"{study._study_id} {distributions}"
+                key = f"{study.study_name} {distributions}"
                 self._groups[key] = before.get(key) or self._make_group(study, distributions, trial)
                 params |= self._groups[key].suggest(others)
         return params
@@ -170,7 +178,7 @@ class _Group:
             gene = self._genes[name]
             value = trial.params[name]
             if isinstance(distribution, CategoricalDistribution):
-                value = distribution.choices.index(value)
+                value = int(distribution.to_internal_repr(value))  # NaN equals itself here.
             if not self._space.parameters[gene].accepts(value):
                 return None
             params[gene] = value

@@ -372,6 +372,11 @@ def _is_filled(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
+def escape_placeholders(part: str) -> str:
+    """Return a part of a command in which no braces are a placeholder."""
+    return _PLACEHOLDER.sub(lambda match: f"{{{match[0]}}}", part)
+
+
 def _find_placeholders(part: str) -> list[str]:
     return [match[2] for match in _PLACEHOLDER.finditer(part) if match[2]]
 

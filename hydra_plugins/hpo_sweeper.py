@@ -7,6 +7,7 @@ application starts, so it imports what it needs for a sweep only in a sweep.
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import re
 import shlex
@@ -17,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field, make_dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,10 @@ from omegaconf import OmegaConf
 import hpo
 from hpo.errors import ExitStatus
 from hpo.evaluation_api import count_reports, reads_lines
-from hpo.options import OPTIONS, PROGRAM_OPTIONS, format_value
+from hpo.objectives import parse_report
+from hpo.options import OPTIONS, PROGRAM_OPTIONS, Kind, format_value
 from hpo.process.launcher import describe_launcher
+from hpo.script_objective import EVALUATION_PLACEHOLDERS, SCORE, escape_placeholders
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
 
     from hpo.space.parameters import Parameter
 
-_NAME = re.compile(r"\{(\w+)\}")  # A placeholder in the command of a script.
-_RESERVED = ("trial", "folder", "seed")
 # Overrides of the sweep, which its jobs do not get.
 _OWN_OVERRIDES = ("hydra/sweeper", "hydra.sweeper", "hydra.mode", "hydra.sweep.", "hydra.run.")
 # The sweeper sets them, or they are for search files.
@@ -90,12 +90,23 @@ class ReportReturnValue(Callback):
         if job_return.status != JobStatus.COMPLETED or count_reports() or reads_lines():
             return
         value = job_return.return_value
+        if value is None:  # A rank that has no result.
+            return
         value, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-        number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, Real) and self._maximize:
-            hpo.report(-number, score=number, **metrics)
-        elif value is not None:
-            hpo.report(value, **metrics)
+        try:
+            number, numbers = parse_report(value, dict(metrics))
+        except TypeError as error:
+            text = "the application must return a loss, or a loss and a dict of metrics"
+            print(f"TypeError: {text}: {error}", file=sys.stderr)
+            # Hydra would print any other exception as a warning, and go on.
+            raise SystemExit(1) from None
+        except ValueError:  # It is not finite.
+            hpo.report(value)
+            return
+        if self._maximize:
+            numbers = {**numbers, SCORE: number}
+            number = -number
+        hpo.report(number, **numbers)
 
 
 class HpoSweeper(Sweeper):
@@ -122,12 +133,19 @@ class HpoSweeper(Sweeper):
                 f"a sweep must be started once, not by {launcher}: hydra.sweeper.launch gives the "
                 "command that starts its ranks, such as 'srun -n 8'"
             )
-        given = [f"{name}={value}" for name, value in self._settings["params"].items()]
+        given = [
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in self._settings["params"].items()
+        ]
         parser = OverridesParser.create(config_loader=self._loader)
         space = _Space(parser.parse_overrides([*given, *arguments]))
         # A mistake in an override is found before anything starts.
         self._loader.load_sweep_config(self._config, [*space.fixed, *space.list_examples()])
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
+        if not str(folder).isprintable() or re.search(r"['\\$]", str(folder)):
+            raise CompactHydraException(
+                f"hydra.sweep.dir must have no quotes, backslashes and $, got {str(folder)!r}"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         status = _run_to_the_end([*self._make_launcher(), *self._make_search(space, folder)])
@@ -156,14 +174,17 @@ class HpoSweeper(Sweeper):
         words += ["--ranks-per-worker", str(self._settings["ranks_per_worker"])]
         words += ["--run-dir", str(folder), "--resume"]
         for name, option in _OPTIONS.items():
-            words += _format_option(option, self._settings[name])
+            # A pattern is that of a loss or of a score.
+            is_score = name == "loss" and self._settings["maximize"]
+            flag = "--maximize" if is_score else option.flags
+            words += _format_option(flag, option.kind, self._settings[name])
         callback = "hydra.callbacks.hpo_sweeper"
         job = [
-            *map(_escape, self._list_own_overrides()),
-            *map(_escape, space.fixed),
+            *map(escape_placeholders, self._list_own_overrides()),
+            *map(escape_placeholders, space.fixed),
             *(f"{key}={{{name}}}" for name, key in space.keys.items()),
             "hydra.mode=RUN",
-            "hydra.run.dir={folder}",
+            "hydra.run.dir='{folder}'",
             "hydra.job.num={trial}",
             f"+{callback}._target_={__name__}.{ReportReturnValue.__name__}",
             f"+{callback}.maximize={str(self._settings['maximize']).lower()}",
@@ -192,8 +213,10 @@ class HpoSweeper(Sweeper):
                 f"hydra.sweeper.max_failure_rate is {limit:g}: see hpo top {folder} --failed"
             )
         params = {space.keys[name]: value for name, value in best.params.items()}
-        loss = -best.loss if self._settings["maximize"] else best.loss
-        results = {"name": "hpo", "best_evaluated_params": params, "best_evaluated_result": loss}
+        result = best.loss
+        if self._settings["maximize"]:  # Losses that the application reports stay losses.
+            result = best.metrics.get(SCORE, result)
+        results = {"name": "hpo", "best_evaluated_params": params, "best_evaluated_result": result}
         OmegaConf.save(OmegaConf.create(results), folder / "optimization_results.yaml")
         return params
 
@@ -242,14 +265,16 @@ def _make_parameter(sweep: Override) -> Parameter | None:
         kind = hpo.Int if isinstance(low, int) else hpo.Float
         return kind(low, high, log=is_log)
     texts = list(dict.fromkeys(sweep.sweep_string_iterator()))
+    if not texts:
+        raise CompactHydraException(f"{sweep.input_line} has no value")
     if len(texts) == 1:
         return None
     if isinstance(value, RangeSweep):
         numbers = sorted(map(float, texts))
         if all(text.lstrip("-").isdecimal() for text in texts):
-            step = 1 if is_log else int(numbers[1] - numbers[0])
-            return hpo.Int(int(numbers[0]), int(numbers[-1]), log=is_log, step=step)
-        return hpo.Float(numbers[0], numbers[-1], step=abs(float(value.step)))
+            distance = int(numbers[1] - numbers[0])
+            return hpo.Int(int(numbers[0]), int(numbers[-1]), log=is_log, step=distance)
+        return hpo.Float(numbers[0], numbers[-1], log=is_log, step=abs(float(value.step)))
     is_ordinal = "ordinal" in getattr(value, "tags", ())
     choices = map(_parse_choice, texts)
     return hpo.Ordinal(*choices) if is_ordinal else hpo.Categorical(*choices)
@@ -274,25 +299,24 @@ def _format_fixed(override: Override) -> str:
 def _make_name(key: str, taken: dict[str, str]) -> str:
     """Return a name for the hyperparameter of an override, such as optimizer_lr."""
     name = re.sub(r"\W+", "_", key).strip("_") or "value"
-    if name[0].isdigit() or name in _RESERVED:
+    if name[0].isdigit() or keyword.iskeyword(name) or name in EVALUATION_PLACEHOLDERS:
         name = f"value_{name}"
     while name in taken:
         name += "_"
     return name
 
 
-def _escape(override: str) -> str:
-    """Keep the braces of an override, such as of ${lr}, from being read as a placeholder."""
-    return _NAME.sub(r"{{\1}}", override)
-
-
-def _format_option(option: Any, value: Any) -> list[str]:
-    if value is None:
-        return []
-    on, _, off = option.flags.partition("/")
+def _format_option(flags: str, kind: Kind, value: Any) -> list[str]:
+    """Return an option of `hpo search` as words of its command line; none without a value."""
+    on, _, off = flags.partition("/")
+    value = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
     if isinstance(value, bool):
-        return [on if value else off]
-    return [on, format_value(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)]
+        return list(filter(None, [on if value else off]))
+    if isinstance(value, list) and kind.types == (tuple,) and kind.parse is None:  # Repeatable.
+        return [word for each in value for word in (on, str(each))]
+    if isinstance(value, (dict, list)) and kind.types == (str,):
+        value = json.dumps(value)
+    return [] if value is None else [on, format_value(value)]
 
 
 def _find_application() -> list[str]:

@@ -6,6 +6,7 @@ time.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -41,6 +42,10 @@ class Clock:
             self._cpu_seconds = used
             return now - self._lost_seconds
 
+    def replace_lock(self) -> None:
+        """Replace the lock, which another thread may have held when this process was forked."""
+        self._lock = threading.Lock()
+
     def measure_lost(self) -> float:
         """Return the total seconds in which this process was stopped."""
         self.now()
@@ -48,5 +53,6 @@ class Clock:
 
 
 _clock = Clock()
+os.register_at_fork(after_in_child=_clock.replace_lock)
 now = _clock.now
 measure_lost = _clock.measure_lost

@@ -12,10 +12,11 @@ import random
 import socket
 import time
 import traceback
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +43,7 @@ from hpo.space.parameters import describe_priors, format_parameter
 from hpo.store.evaluation_locks import open_evaluation_locks
 from hpo.store.manifest import Manifest
 from hpo.store.record import Record
-from hpo.store.run_dir import RunDir, write_json
+from hpo.store.run_dir import RunDir, held_locks, write_json
 from hpo.store.storage import FileStorage
 from hpo.store.study import convert_storage_errors, create_study
 from hpo.store.study_writer import Claims
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 _STALE_LOCK_SECONDS = 10  # Of another program, such as Optuna's dashboard, that has ended.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """An individual to evaluate, which `Search.ask` returns."""
 
@@ -65,6 +66,14 @@ class Trial:
     """The number of the evaluation in the run."""
     params: Mapping[str, Value]
     """The hyperparameters."""
+    _key: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same trial, or copies of it from other processes."""
+        return isinstance(other, Trial) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
 class Search:
@@ -144,18 +153,26 @@ class Search:
         """
         if self._manifest.propagators[0] == "ga":
             import_module("hpo.breeding.surrogate")  # It takes time, which others need not wait.
-        with self._change():
-            self._record.requeue_interrupted(is_alive=self._locks.is_held)
-            propagator = self._prepare_propagator()
-            individual = propagator.ask()
-            is_new = not propagator.history.is_known(individual.params)
-            attributes = self._make_attributes()
-            assignment = self._claims.claim(individual.params if is_new else None, **attributes)
-            if assignment is None:
-                return None
-            self._locks.hold(assignment.number)
-        trial = Trial(assignment.number, dict(assignment.params))
-        self._running[trial.number] = _Running(trial, assignment, time.monotonic())
+        self._enter_process()
+        trial: Trial | None = None
+        try:
+            with self._change():
+                self._requeue_lost()
+                propagator = self._prepare_propagator()
+                individual = propagator.ask()
+                is_new = not propagator.history.is_known(individual.params)
+                attributes = self._make_attributes()
+                assignment = self._claims.claim(individual.params if is_new else None, **attributes)
+                if assignment is None:
+                    return None
+                self._locks.hold(assignment.number)
+                trial = Trial(assignment.number, dict(assignment.params))
+                self._running[trial.number] = _Running(trial, assignment, time.monotonic())
+        except BaseException:
+            if trial is not None:  # It may have been recorded, and is then evaluated later.
+                del self._running[trial.number]
+                self._locks.abandon([trial.number])
+            raise
         return trial
 
     def tell(self, trial: Trial, loss: Any, /, **metrics: Any) -> None:
@@ -171,19 +188,26 @@ class Search:
             TypeError: The loss or a metric is not a number.
             ValueError: An objective is missing, or the trial has ended.
         """
+        self._enter_process()
         running = self._find_running(trial)
+        if LOSS in metrics:
+            raise UsageError(f"no metric must be named {LOSS!r}: it is the second argument")
         try:
             number, numbers = parse_report(loss, metrics)
         except ValueError as error:
             self.fail(trial, str(error))
             return
+        given = number
         if self._score:
             numbers = {**numbers, self._score: number}
             number = -number
-        if missing := self._objectives.find_missing(numbers):
+        for name in self._objectives.find_missing(numbers):
+            if name in metrics:
+                self.fail(trial, f"the objective {make_printable(name)} is {metrics[name]}")
+                return
             raise UsageError(
-                f"{missing[0]!r} is an objective, and must be told as a finite number: "
-                f"search.tell(trial, {number:g}, {make_printable(missing[0])}=...)"
+                f"{name!r} is an objective, and must be given: search.tell(trial, {given:g}, "
+                f"{make_printable(name)}=...)"
             )
         with self._end(running):
             self._record.report(running.assignment, 1, number)
@@ -195,6 +219,7 @@ class Search:
         Raises:
             ValueError: The trial has ended.
         """
+        self._enter_process()
         running = self._find_running(trial)
         stack = ""
         if isinstance(reason, BaseException):
@@ -271,13 +296,22 @@ class Search:
             sessions=(*earlier, entry),
         )
 
+    def _enter_process(self) -> None:
+        """Join the run again if this process was forked: it has none of the locks and trials."""
+        with held_locks.guard:
+            if os.getpid() != self._pid:
+                self._join()
+
     def _join(self) -> None:
-        """Open the record and the locks in this process, which may have been forked."""
-        self._pid = os.getpid()
+        """Open the locks and the record in this process."""
         self._locks = open_evaluation_locks(self._run_dir)
         self._running: dict[int, _Running] = {}
         # Trials of an abandoned search are evaluated again.
-        weakref.finalize(self, self._locks.release, self._running)
+        weakref.finalize(self, self._locks.abandon, self._running)
+        self._open_record()
+        self._pid = os.getpid()
+
+    def _open_record(self) -> None:
         journal = self._run_dir.journal
         if not journal.is_file():
             raise UsageError(f"{journal}, the study of this run, is missing: restore it")
@@ -287,16 +321,35 @@ class Search:
         distributions = self._space.make_distributions()
         self._claims = Claims(self._record, distributions, self._manifest.budget)
         self._propagator: Propagator | None = None
+        self._is_damaged = False
 
     @contextmanager
     def _change(self) -> Iterator[None]:
         """Inside ``with``, exclude other processes, and collect changes of the record."""
-        if os.getpid() != self._pid:
-            self._join()
         with self._locks.exclude_others():
+            if self._is_damaged:
+                self._open_record()
             self._record.read_trials()  # A batch reads nothing before its first change.
-            with self._storage.journal.batch_writes():
-                yield
+            try:
+                with self._storage.journal.batch_writes():
+                    yield
+            except BaseException:
+                self._is_damaged = True  # It may have changes that are not on disk.
+                raise
+
+    def _requeue_lost(self) -> None:
+        """Let the trials be evaluated again whose processes have ended. Call it inside `_change`.
+
+        The first time, the process may have ended for any reason, such as its time limit. If its
+        retry ends in the same way, the trial is suspected of it.
+        """
+        trials = self._record.read_trials()
+        for evaluation in self._record.read_evaluations():
+            trial = evaluation.trial
+            if evaluation.state == "running" and not self._locks.is_held(trial):
+                is_repeated = evaluation.retry_of is not None
+                crashed = is_repeated and not self._locks.is_abandoned(trial)
+                self._record.requeue_trial(trials[trial], crashed)
 
     # The individuals
 
@@ -306,8 +359,10 @@ class Search:
             run = self._manifest
             if self._space.priors and not self._record.read_trials():
                 self._enqueue_priors()
-            # No other process has this number of trials at its first one.
-            seed = f"{run.seed}/{len(self._record.read_trials())}"
+            evaluations = self._record.read_evaluations()
+            started = sum(each.state != "waiting" for each in evaluations)
+            # No other process has these numbers when it asks for its first trial.
+            seed = f"{run.seed}/{len(evaluations)}/{started}"
             changes = self._record.follow()
             self._propagator = make_following_propagator(
                 run.propagators[0], self._space, self._objectives, seed, changes.read

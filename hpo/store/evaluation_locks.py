@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from hpo.errors import UsageError
-from hpo.process import clock
-from hpo.store.run_dir import RunDir, held_locks, held_locks_guard, identify_file
+from hpo.errors import RunError, UsageError
+from hpo.store.run_dir import RunDir, held_locks, identify_file
+from hpo.text_format import make_printable
 
 _MOST_SECONDS = 120.0  # Many processes of a job array may start at the same time.
 _SECONDS_BETWEEN_TRIES = 0.01
@@ -36,6 +36,7 @@ class EvaluationLocks:
         self._identity = identify_file(run_dir.lock)
         self._threads = threading.Lock()
         self._locked: set[int] = set()  # Bytes.
+        self._abandoned: set[int] = set()
 
     @contextmanager
     def exclude_others(self) -> Iterator[None]:
@@ -52,12 +53,22 @@ class EvaluationLocks:
 
     def hold(self, trial: int) -> None:
         """Show that this process evaluates a trial. Call it inside `exclude_others`."""
-        self._lock(1 + trial)
+        if not self._lock(1 + trial):
+            raise RunError(f"{self._run_dir.lock}: another process evaluates trial {trial}")
 
     def release(self, trials: Iterable[int]) -> None:
         """Show that this process no longer evaluates these trials."""
         for trial in trials:
             self._unlock(1 + trial)
+
+    def abandon(self, trials: Iterable[int]) -> None:
+        """Release trials without a result, which is no crash of the process."""
+        self._abandoned.update(trials)
+        self.release(trials)
+
+    def is_abandoned(self, trial: int) -> bool:
+        """Return whether this process has abandoned a trial."""
+        return trial in self._abandoned
 
     def is_held(self, trial: int) -> bool:
         """Return whether any process evaluates a trial. Call it inside `exclude_others`."""
@@ -67,10 +78,12 @@ class EvaluationLocks:
         return False
 
     def _wait_for_others(self) -> None:
-        until = clock.now() + _MOST_SECONDS
+        until = time.monotonic() + _MOST_SECONDS
         while not self._lock(0):
-            if clock.now() > until:
-                holder = self._run_dir.holder or "other processes"
+            if time.monotonic() > until:
+                # To open the file and close it again would release all locks.
+                named = os.pread(self._file, 200, 0).decode(errors="replace").strip()
+                holder = make_printable(named) or "other processes"
                 raise UsageError(
                     f"{self._run_dir.path} has been in use by {holder} for {_MOST_SECONDS:.0f} s: "
                     "wait for the end, or name another directory"
@@ -79,7 +92,7 @@ class EvaluationLocks:
 
     def _lock(self, byte: int) -> bool:
         """Lock a byte, and return whether this was possible."""
-        with held_locks_guard:
+        with held_locks.guard:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
             except (BlockingIOError, PermissionError):
@@ -90,15 +103,15 @@ class EvaluationLocks:
                     "on another file system"
                 ) from error
             self._locked.add(byte)
-            held_locks.add(self._identity)
+            held_locks.files.add(self._identity)
         return True
 
     def _unlock(self, byte: int) -> None:
-        with held_locks_guard:
+        with held_locks.guard:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
             self._locked.discard(byte)
             if not self._locked:
-                held_locks.discard(self._identity)
+                held_locks.files.discard(self._identity)
 
 
 def open_evaluation_locks(run_dir: RunDir) -> EvaluationLocks:
@@ -109,6 +122,7 @@ def open_evaluation_locks(run_dir: RunDir) -> EvaluationLocks:
     run_dir.lock.touch()
     # A forked process has none of the locks of its parent.
     key = (os.getpid(), identify_file(run_dir.lock))
-    if key not in _opened:
-        _opened[key] = EvaluationLocks(run_dir)
-    return _opened[key]
+    with held_locks.guard:
+        if key not in _opened:
+            _opened[key] = EvaluationLocks(run_dir)
+        return _opened[key]

@@ -339,34 +339,32 @@ class Record:
         known = {} if math.isnan(seconds) else {"seconds": seconds}
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED, **known)
 
-    def requeue_interrupted(
-        self, crashed: bool = True, is_alive: Callable[[int], bool] = lambda _: False
-    ) -> int:
-        """Interrupt all trials that an ended process has left running, and return their number.
+    def requeue_interrupted(self, crashed: bool = True) -> int:
+        """Interrupt all trials that an ended run has left running, and return their number.
 
-        If the job crashed (`crashed`), one of these trials may be the cause. Crash isolation
-        (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then it fails,
-        without a retry.
-
-        Args:
-            is_alive: Returns whether a process still runs the trial with this number.
+        No process may run the study. If the job crashed (`crashed`), one of these trials may be the
+        cause. Crash isolation (`hpo.store.crash_isolation`) finds this trial after repeated
+        crashes. Then it fails, without a retry.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
-        ended = [trial for trial in running if not is_alive(trial.number)]
-        for trial in ended:
-            assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
-            evaluation = make_evaluation(trial)
-            suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
-            crash_count = evaluation.crash_count + suspected
-            if suspected and crash_count >= MAX_CRASHES:
-                reason = (
-                    f"the job crashed {crash_count} times during this evaluation, the last time "
-                    "with no other running"
-                )
-                self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
-            else:
-                self.interrupt(assignment, crashed=suspected)
-        return len(ended)
+        for trial in running:
+            self.requeue_trial(trial, crashed)
+        return len(running)
+
+    def requeue_trial(self, trial: FrozenTrial, crashed: bool) -> None:
+        """Interrupt a trial that no process runs any longer, see `requeue_interrupted`."""
+        assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
+        evaluation = make_evaluation(trial)
+        suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
+        crash_count = evaluation.crash_count + suspected
+        if suspected and crash_count >= MAX_CRASHES:
+            reason = (
+                f"the job crashed {crash_count} times during this evaluation, the last time "
+                "with no other running"
+            )
+            self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
+        else:
+            self.interrupt(assignment, crashed=suspected)
 
     def count_initial_failures(self) -> int:
         """Return how many failed since this record was opened; 0 after a success."""

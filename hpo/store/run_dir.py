@@ -24,10 +24,23 @@ from hpo.store.storage_url import is_url
 from hpo.text_format import format_error, format_list, make_printable
 
 RUNS_DIR = Path("runs")
-# Files that this process has locked. The process must not open and close them, because that would
-# unlock them. The guard is held to lock a file, and to open and close a file that may be locked.
-held_locks: set[tuple[int, int]] = set()
-held_locks_guard = threading.RLock()
+
+
+class HeldLocks:
+    """The files that this process has locked, by device and inode.
+
+    The process must not open and close them, because that would unlock them. The guard is held to
+    lock a file, and to open and close a file that may be locked.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[tuple[int, int]] = set()
+        self.guard = threading.RLock()
+
+
+held_locks = HeldLocks()
+# A forked process holds no locks, and another thread of its parent may have held the guard.
+os.register_at_fork(after_in_child=held_locks.__init__)  # type: ignore[misc]
 _FOLDERS = ("checkpoints", "confirmed", "front", "logs", "mlflow", "tensorboard", "trials", "wandb")
 _FILES = re.compile(
     r"best\.safetensors|lock|report\.html|run\.json|search_space-\d+\.\w+|study\.log|"
@@ -105,8 +118,8 @@ class RunDir:
         ended without a crash, it is empty.
         """
         try:
-            with held_locks_guard:
-                if identify_file(self.lock) in held_locks:
+            with held_locks.guard:
+                if identify_file(self.lock) in held_locks.files:
                     return True
                 with self.lock.open() as file:
                     free = try_system_lock(file, shared=True)
@@ -133,8 +146,9 @@ class RunDir:
     @property
     def holder(self) -> str:
         """Description of the process of the current run, or of one that crashed, or ""."""
-        with suppress(OSError, ValueError):
-            return make_printable(self.lock.read_text().strip()[:200])
+        with suppress(OSError, ValueError), held_locks.guard:
+            if identify_file(self.lock) not in held_locks.files:
+                return make_printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager
@@ -171,11 +185,11 @@ class RunDir:
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
             file.flush()
             identity = identify_file(self.lock)
-            held_locks.add(identity)
+            held_locks.files.add(identity)
             try:
                 yield
             finally:
-                held_locks.discard(identity)
+                held_locks.files.discard(identity)
                 file.truncate(0)
                 if not self.run_json.exists():  # The run could not start.
                     with suppress(OSError):

@@ -100,8 +100,24 @@ def test_trials_that_fail_or_are_pruned_are_learned_from() -> None:
 
 
 def test_threads_suggest_different_trials() -> None:
-    study = _optimize(IslandSampler(seed=0), 40, jobs=4)
-    assert len({tuple(trial.params.items()) for trial in study.trials}) == 40
+    """Random draws from 30 values would repeat."""
+    study = optuna.create_study(sampler=IslandSampler(seed=0))
+    study.optimize(lambda trial: trial.suggest_int("width", 1, 30), n_trials=25, n_jobs=4)
+    # Each thread draws its first value at random, since no trial has had the parameter before.
+    assert len({trial.params["width"] for trial in study.trials}) >= 22
+
+
+def test_sampler_learns_each_study_apart_and_knows_nan() -> None:
+    sampler = IslandSampler(seed=0)
+    studies = [optuna.create_study(sampler=sampler) for _ in range(2)]
+    for number, study in enumerate(studies * 20):
+        trial = study.ask()
+        x = trial.suggest_float("x", 0.0, 1.0)
+        trial.suggest_categorical("kind", [math.nan, 1.0, None])
+        study.tell(trial, abs(x - 0.2) if number % 2 else abs(x - 0.8))
+    low, high = (study.best_params["x"] for study in reversed(studies))
+    assert low == pytest.approx(0.2, abs=0.05)
+    assert high == pytest.approx(0.8, abs=0.05)
 
 
 def test_wrong_propagator_is_refused() -> None:
@@ -118,14 +134,15 @@ from optuna.storages.journal import JournalFileBackend
 from hpo.optuna import IslandSampler
 
 storage = JournalStorage(JournalFileBackend(sys.argv[1]))
-study = optuna.create_study(
-    study_name="x", storage=storage, sampler=IslandSampler(seed=0), load_if_exists=True
-)
+study = optuna.create_study(study_name="x", storage=storage, load_if_exists=True)
+study.sampler = IslandSampler(seed=int(sys.argv[2]))
 study.optimize(lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_int("n", 0, 9), 15)
 assert not {"torch", "mpi4py", "propulate"} & {*sys.modules}
 """
     command = [sys.executable, "-c", code, str(tmp_path / "journal.log")]
-    processes = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    processes = [
+        subprocess.Popen([*command, seed], stderr=subprocess.DEVNULL) for seed in ("0", "1")
+    ]
     assert [process.wait() for process in processes] == [0, 0]
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     study = optuna.load_study(study_name="x", storage=optuna.storages.JournalStorage(backend))

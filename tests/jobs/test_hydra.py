@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +14,18 @@ from omegaconf import OmegaConf
 
 from hpo import Categorical, Float, Int, Ordinal
 from hpo.results.reader import RunReader
+from hpo.script_objective import _fill_placeholders, escape_placeholders
 from hpo.space.parameters import Parameter
-from hydra_plugins.hpo_sweeper import _escape, _Space
+from hydra_plugins.hpo_sweeper import HpoSweeper, SweeperConfig, _Space
 from tests.support.launch import SCRIPTS, Mpi
 from tests.support.limits import scale
 
 _APP = SCRIPTS / "hydra_app.py"
+_OUT = "lr=0.1 (ü)"  # Hydra must get it in quotes.
 
 
 def _sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(_APP), *overrides, f"hydra.sweep.dir={folder}/out"]
+    command = [sys.executable, str(_APP), *overrides, f"hydra.sweep.dir='{folder / _OUT}'"]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=scale(120), check=False
     )
@@ -44,13 +47,13 @@ def test_sweep_searches_the_overrides_and_is_resumed(mpi: Mpi, tmp_path: Path) -
     more = _sweep(tmp_path, *arguments[:-1], "hydra.sweeper.evaluations=8")
     assert more.returncode == 0, more.stderr
     assert "resumed after 6 evaluations" in more.stdout
-    run = RunReader(tmp_path / "out")
+    run = RunReader(tmp_path / _OUT)
     evaluations = run.read_evaluations()
     assert len(evaluations) == 8
     assert {each.worker for each in evaluations} == {0, 1}
     for each in evaluations:
         params = each.params
-        folder = tmp_path / "out/trials" / str(each.trial)
+        folder = tmp_path / _OUT / "trials" / str(each.trial)
         lines = OmegaConf.to_container(OmegaConf.load(folder / ".hydra/overrides.yaml"))
         given = dict(str(line).split("=", 1) for line in lines or ())
         assert given == {
@@ -70,7 +73,7 @@ def test_sweep_searches_the_overrides_and_is_resumed(mpi: Mpi, tmp_path: Path) -
         assert each.metrics == {"ranks": 1}
     best = run.find_winner()
     assert best is not None
-    results = OmegaConf.load(tmp_path / "out/optimization_results.yaml")
+    results = OmegaConf.load(tmp_path / _OUT / "optimization_results.yaml")
     assert results.best_evaluated_result == best.loss
     assert results.best_evaluated_params == {
         "lr": best.params["lr"],
@@ -84,13 +87,13 @@ def test_sweep_of_a_configuration_runs_jobs_of_two_ranks(mpi: Mpi, tmp_path: Pat
     launch = f"hydra.sweeper.launch='{mpi.mpirun} -n 2'"
     job = _sweep(tmp_path, "--config-name", "sweep", launch)
     assert job.returncode == 0, job.stderr
-    evaluations = RunReader(tmp_path / "out").read_evaluations()
+    evaluations = RunReader(tmp_path / _OUT).read_evaluations()
     assert len(evaluations) == 3
     for each in evaluations:
         score = abs(each.params["lr"] - 0.01) + 2
         assert each.loss == -score  # `maximize: true`
         assert each.metrics == {"score": score, "ranks": 2}
-    results = OmegaConf.load(tmp_path / "out/optimization_results.yaml")
+    results = OmegaConf.load(tmp_path / _OUT / "optimization_results.yaml")
     assert results.best_evaluated_result == max(-each.loss for each in evaluations)
 
 
@@ -101,7 +104,7 @@ def test_reported_losses_count_and_failures_end_the_sweep(mpi: Mpi, tmp_path: Pa
         *("lr=interval(1e-4,1e-1)", "optimizer.layers=choice(6,8)", "hydra.sweeper.evaluations=6"),
         *("hydra.sweeper.max_failure_rate=0.1", "hydra.sweeper.propagators=random"),
     )
-    evaluations = RunReader(tmp_path / "out").read_evaluations()
+    evaluations = RunReader(tmp_path / _OUT).read_evaluations()
     failed = sum(each.state == "failed" for each in evaluations)
     assert 0 < failed < 6
     assert all(len(each.curve) == 3 for each in evaluations if each.state == "complete")
@@ -125,7 +128,7 @@ def test_wrong_sweep_is_refused_before_it_starts(
     job = _sweep(tmp_path, "-m", "hydra/sweeper=hpo", *overrides)
     assert message in job.stderr
     assert job.returncode == 1
-    assert not (tmp_path / "out/run.json").exists()
+    assert not (tmp_path / _OUT / "run.json").exists()
 
 
 def test_sweeps_become_hyperparameters() -> None:
@@ -141,6 +144,7 @@ def test_sweeps_become_hyperparameters() -> None:
         "flag=true,false": Categorical(True, False),
         "+model.kind=null,'a b',[1,2]": Categorical("null", "'a b'", "[1,2]"),
         "trial=1,2": Categorical(1, 2),
+        "lambda=1,2": Categorical(1, 2),
         "model_kind=a,b": Categorical("a", "b"),
     }
     space = _Space(OverridesParser.create().parse_overrides([*overrides, "one=choice(3)", "x=4"]))
@@ -159,4 +163,50 @@ def test_the_last_override_of_a_key_counts() -> None:
 
 
 def test_braces_of_overrides_are_no_placeholders() -> None:
-    assert _escape("a=${lr}/{b: 1}") == "a=${{lr}}/{b: 1}"
+    for override in ("a=${lr}/{b: 1}", "p='a{2}'", "x={lr}"):
+        assert _fill_placeholders(escape_placeholders(override), {"lr": 5}) == override
+
+
+def test_settings_become_options_of_the_search(tmp_path: Path) -> None:
+    settings = SweeperConfig(
+        maximize=True,
+        loss=r"acc=(\S+)",
+        trackers=OmegaConf.create(["wandb", "tensorboard"]),
+        propagators=OmegaConf.create(["ga", "tpe"]),
+        enqueue=OmegaConf.create([{"lr": 0.1}]),
+        as_json=False,
+        pollination=False,
+    )
+    sweeper = HpoSweeper(**vars(settings))
+    given = ["hydra/sweeper=hpo", "hydra.sweeper.seed=1", "hydra.job.name=x"]
+    sweeper._config = OmegaConf.create({"hydra": {"overrides": {"hydra": given}}})
+    space = _Space(OverridesParser.create().parse_overrides(["lr=interval(0,1)", "y=2"]))
+    words = sweeper._make_search(space, tmp_path)
+    options = words[2 : words.index("--")]
+    pairs = [
+        ("--space", "lr=Float(0.0, 1.0)"),
+        ("--maximize", r"acc=(\S+)"),
+        ("--enqueue", '[{"lr": 0.1}]'),
+        ("--propagators", "ga,tpe"),
+        ("--tracker", "wandb"),
+        ("--tracker", "tensorboard"),
+    ]
+    assert set(pairs) <= set(itertools.pairwise(options))
+    assert "--migration" in options
+    assert not {"", "--json", "--loss"} & {*options}
+    job = words[words.index("--") :]
+    assert {"hydra.job.name=x", "y=2", "lr={lr}"} <= {*job}
+    assert "hydra.sweeper.seed=1" not in job
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("x=range(5,5)", r"x=range\(5,5\) has no value"),
+        ("x=tag(log,range(1,100,10))", "step"),
+        ("x=tag(log,range(0.1,1,0.1))", "step"),
+    ],
+)
+def test_range_that_cannot_be_searched_is_refused(override: str, message: str) -> None:
+    with pytest.raises(HydraException, match=message):
+        _Space(OverridesParser.create().parse_overrides([override])).list_examples()

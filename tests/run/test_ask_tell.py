@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import math
 import multiprocessing
+import os
+import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,10 +23,12 @@ import pytest
 import torch
 
 import hpo
+from hpo.errors import RunError
 from hpo.results.reader import RunReader
 from hpo.store import evaluation_locks
+from hpo.store.evaluation_locks import open_evaluation_locks
 from hpo.store.evaluations import Evaluation
-from hpo.store.run_dir import RunDir
+from hpo.store.run_dir import RunDir, held_locks
 from tests.support.launch import PROGRAMS
 from tests.support.limits import scale
 
@@ -217,10 +223,13 @@ def _evaluate_one(_: int) -> int:
     return trial.number
 
 
-def test_threads_evaluate_different_individuals(search: hpo.Search, tmp_path: Path) -> None:
+def test_threads_evaluate_different_individuals(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(width=hpo.Int(1, 25))
+    search = hpo.Search(space, tmp_path / "run", propagator="random")
+
     def evaluate(_: int) -> int:
         trial = _ask(search)
-        search.tell(trial, _compute_loss(trial.params))
+        search.tell(trial, trial.params["width"])
         return trial.number
 
     with ThreadPoolExecutor(4) as pool:
@@ -248,6 +257,112 @@ def test_trial_of_an_abandoned_search_is_evaluated_again(tmp_path: Path) -> None
     gc.collect()
     trial = _ask(hpo.Search(_SPACE, tmp_path / "run"))
     assert (trial.number, trial.params) == (1, abandoned.params)
+
+
+def test_all_trials_of_an_ended_job_are_evaluated_at_once(tmp_path: Path) -> None:
+    """A job array has reached its time limit, and is submitted again."""
+    code = (
+        "import sys, hpo; space = eval(sys.argv[2], vars(hpo))\n"
+        "search = hpo.Search(space, sys.argv[1], evaluations=6)\n"
+        "print([search.ask().number for _ in range(6)], flush=True); sys.stdin.readline()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), repr(_SPACE)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as array:
+        assert array.stdout is not None
+        assert array.stdout.readline() == "[0, 1, 2, 3, 4, 5]\n"
+        array.kill()
+    searches = [hpo.Search(_SPACE, tmp_path / "run") for _ in range(6)]
+    assert [_ask(search).number for search in searches] == list(range(6, 12))
+    evaluations = _read(tmp_path / "run")
+    assert [each.retry_of for each in evaluations[6:]] == list(range(6))
+
+
+def test_trial_of_searches_that_were_abandoned_does_not_fail(tmp_path: Path) -> None:
+    """A user interrupts the cell that creates the search again and again."""
+    params = []
+    for _ in range(6):
+        search = hpo.Search(_SPACE, tmp_path / "run", evaluations=1)
+        params.append(_ask(search).params)
+        del search
+        gc.collect()
+    assert params == [params[0]] * 6
+    assert {each.crash_count for each in _read(tmp_path / "run")} == {0}
+
+
+def test_process_that_is_forked_while_a_thread_locks_does_not_hang(search: hpo.Search) -> None:
+    has_locked, may_end = threading.Event(), threading.Event()
+
+    def lock() -> None:
+        with held_locks.guard:
+            has_locked.set()
+            may_end.wait(scale(60))
+
+    thread = threading.Thread(target=lock)
+    thread.start()
+    has_locked.wait(scale(60))
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_share_and_evaluate, args=(search,))
+    child.start()
+    child.join(scale(60))
+    may_end.set()
+    thread.join()
+    child.kill()
+    assert child.exitcode == 0
+
+
+def _share_and_evaluate(search: hpo.Search) -> None:
+    search.tell(_ask(search), 1.0)
+
+
+def test_threads_that_open_a_run_at_once_share_its_locks(tmp_path: Path) -> None:
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with ThreadPoolExecutor(8) as pool:
+            opened = list(pool.map(open_evaluation_locks, [RunDir(folder)] * 8))
+        assert len(set(map(id, opened))) == 1
+
+
+# Writes that fail
+
+
+def test_result_can_be_given_again_after_a_failed_write(
+    search: hpo.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = _ask(search)
+    _fail_once(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(RunError, match="No space left on device"):
+        search.tell(trial, 0.5)
+    assert [each.state for each in _read(tmp_path / "run")] == ["running"]
+    search.tell(trial, 0.5)
+    search.tell(_ask(search), 0.25)
+    assert [each.loss for each in _read(tmp_path / "run")] == [0.5, 0.25]
+
+
+def test_trial_whose_start_is_interrupted_is_not_lost(
+    search: hpo.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fail_once(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        search.ask()
+    search.tell(_ask(search), 0.5)
+    states = [each.state for each in _read(tmp_path / "run")]
+    assert "running" not in states
+    assert states.count("complete") == 1
+
+
+def _fail_once(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    errors = [error]
+    fsync = os.fsync
+
+    def fail_first(file: int) -> None:
+        if errors:
+            raise errors.pop()
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", fail_first)
 
 
 # Mistakes
@@ -329,12 +444,31 @@ def test_wrong_result_leaves_the_trial_running(
 
 
 def test_missing_objective_leaves_the_trial_running(tmp_path: Path) -> None:
-    search = hpo.Search(_SPACE, tmp_path / "run", objectives=["loss", "size"])
+    objectives = [hpo.maximize("score"), "size"]
+    search = hpo.Search(_SPACE, tmp_path / "run", objectives=objectives)
     trial = _ask(search)
-    with pytest.raises(ValueError, match="'size' is an objective, and must be told"):
+    with pytest.raises(ValueError, match=r"'size' is an objective, .*tell\(trial, 0.5, size=...\)"):
         search.tell(trial, 0.5)
+    with pytest.raises(ValueError, match="no metric must be named 'loss'"):
+        search.tell(trial, 0.5, size=2, loss=7)
     search.tell(trial, 0.5, size=2)
-    assert _read(tmp_path / "run")[0].other_values == (2.0,)
+    search.tell(_ask(search), 0.5, size=math.nan)
+    evaluations = _read(tmp_path / "run")
+    assert [each.state for each in evaluations] == ["complete", "failed"]
+    assert evaluations[0].values == (-0.5, 2.0)
+    assert evaluations[1].failure == "the objective size is nan"
+
+
+def test_copy_of_a_trial_is_the_trial_and_that_of_another_run_is_not(
+    search: hpo.Search, tmp_path: Path
+) -> None:
+    trial = _ask(search)
+    same = _ask(hpo.Search(_SPACE, tmp_path / "other"))
+    assert (same.number, same.params) == (trial.number, trial.params)
+    with pytest.raises(ValueError, match="trial 0 is not running in this search"):
+        search.tell(same, 0.5)
+    search.tell(pickle.loads(pickle.dumps(trial)), 0.5)
+    assert {trial: 1}[trial] == 1
 
 
 # The locks exclude a run of ranks, which holds `RunDir.hold_lock` in another process.
@@ -378,3 +512,27 @@ def test_ask_names_the_run_of_ranks_that_keeps_it_out(
             search.ask()
         holder.communicate("\n", timeout=scale(60))
     assert search.ask() is not None
+
+
+def test_waiting_for_a_lock_in_vain_keeps_the_own_trials(
+    search: hpo.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = _ask(search)
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a+')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\n"
+        "print(flush=True); sys.stdin.readline()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run/lock")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        monkeypatch.setattr(evaluation_locks, "_MOST_SECONDS", 0.0)
+        with pytest.raises(ValueError, match="in use by other processes"):
+            search.ask()
+        assert RunDir(tmp_path / "run").holder == ""
+        holder.communicate("\n", timeout=scale(60))
+    assert "is in use by another run" in _lock_in_other_process(tmp_path / "run")
+    search.tell(trial, 0.5)
