@@ -113,7 +113,10 @@ class HpoSweeper(Sweeper):
     """Runs `hpo search` over the application, and returns the overrides of the best job."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = settings
+        self._settings: dict[str, Any] = {
+            name: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+            for name, value in settings.items()
+        }
 
     def setup(
         self,
@@ -309,7 +312,6 @@ def _make_name(key: str, taken: dict[str, str]) -> str:
 def _format_option(flags: str, kind: Kind, value: Any) -> list[str]:
     """Return an option of `hpo search` as words of its command line; none without a value."""
     on, _, off = flags.partition("/")
-    value = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
     if isinstance(value, bool):
         return list(filter(None, [on if value else off]))
     if isinstance(value, list) and kind.types == (tuple,) and kind.parse is None:  # Repeatable.
