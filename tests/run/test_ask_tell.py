@@ -12,9 +12,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -494,23 +494,31 @@ def _lock_in_other_process(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=scale(60)).stderr
 
 
-def test_ask_names_the_run_of_ranks_that_keeps_it_out(
-    search: hpo.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import sys; from pathlib import Path; from hpo.store.run_dir import RunDir\n"
-        "with RunDir(Path(sys.argv[1])).hold_lock(): print(flush=True); sys.stdin.readline()"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+@contextmanager
+def _hold(code: str, path: Path) -> Iterator[int]:
+    """Run code that locks a file, in another process, and yield the number of the process."""
+    code = f"import sys\n{code}\n    print(flush=True)\n    sys.stdin.readline()"
+    command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        monkeypatch.setattr(evaluation_locks, "_MOST_SECONDS", 0.0)
-        with pytest.raises(ValueError, match=f"in use by process {holder.pid} on .* wait for"):
-            search.ask()
+        yield holder.pid
         holder.communicate("\n", timeout=scale(60))
+
+
+def test_ask_names_the_run_of_ranks_that_keeps_it_out(
+    search: hpo.Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "from pathlib import Path; from hpo.store.run_dir import RunDir\n"
+        "with RunDir(Path(sys.argv[1])).hold_lock():"
+    )
+    with _hold(code, tmp_path / "run") as process:
+        monkeypatch.setattr(evaluation_locks, "_MOST_SECONDS", 0.0)
+        with pytest.raises(ValueError, match=f"in use by process {process} on .* wait for"):
+            search.ask()
     assert search.ask() is not None
 
 
@@ -519,20 +527,12 @@ def test_waiting_for_a_lock_in_vain_keeps_the_own_trials(
 ) -> None:
     trial = _ask(search)
     code = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a+')\n"
-        "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\n"
-        "print(flush=True); sys.stdin.readline()"
+        "import fcntl\nwith open(sys.argv[1], 'a+') as f:\n    fcntl.lockf(f, fcntl.LOCK_EX, 1, 0)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run/lock")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with _hold(code, tmp_path / "run/lock"):
         monkeypatch.setattr(evaluation_locks, "_MOST_SECONDS", 0.0)
         with pytest.raises(ValueError, match="in use by other processes"):
             search.ask()
         assert RunDir(tmp_path / "run").holder == ""
-        holder.communicate("\n", timeout=scale(60))
     assert "is in use by another run" in _lock_in_other_process(tmp_path / "run")
     search.tell(trial, 0.5)
