@@ -201,7 +201,8 @@ class Record:
 
     def clear_inheritance(self, assignment: Assignment) -> None:
         """Record that an evaluation started without the checkpoint of its parent."""
-        self._storage.set_trial_user_attr(assignment.trial_id, "inherits", None)
+        # Not null: Optuna's browser app and extensions cannot read a journal with such an attribute.
+        self._storage.set_trial_user_attr(assignment.trial_id, "inherits", "nothing")
 
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
         """Record that a checkpoint was saved after this number of losses."""

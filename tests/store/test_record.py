@@ -258,6 +258,22 @@ def test_journal_with_torn_last_line_keeps_other_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_evaluation_without_its_parent_leaves_no_null(tmp_path: Path) -> None:
+    """Optuna's browser app and extensions stop at a trial attribute that is null."""
+    record = make_record(tmp_path)
+    record.complete(start_new_trial(record), 0.5, 1.0, {})
+    attributes = {"island": 1, "worker": 2, "generation": 3, "inherits": 0}
+    child = record.start_trial({**PARAMS, "layers": 3}, DISTRIBUTIONS, attributes)
+    assert reopen_record(tmp_path).read_evaluations()[1].inherits == 0
+    record.clear_inheritance(child)
+    record.complete(child, 0.25, 1.0, {"accuracy": 0.9})
+    assert reopen_record(tmp_path).read_evaluations()[1].inherits is None
+    lines = (tmp_path / "study.log").read_text("utf-8").splitlines()
+    attributes_set = [line["user_attr"] for line in map(json.loads, lines) if line["op_code"] == 8]
+    assert len(attributes_set) >= 4
+    assert all(None not in attribute.values() for attribute in attributes_set)
+
+
 def test_create_with_taken_name_raises_value_error(tmp_path: Path) -> None:
     make_record(tmp_path)
     with pytest.raises(ValueError, match="'run'"):
