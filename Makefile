@@ -9,7 +9,7 @@
 # make cluster-test jobs on a simulated SLURM cluster, with nodes that are lost; as root, installs SLURM with apt-get
 # make cluster-soak lost nodes, jobs with time limits and 48 ranks on the same cluster, with figures
 # make lint         style, types, and what may import what
-# make docs         the documentation, into site/
+# make docs         the documentation, into site/; runs the searches of its gallery, which takes one to three minutes
 # make package      wheel and source distribution, into dist/
 # make setup        the virtual environment alone
 # make open-mpi     a second MPI, with which make test then tests too
@@ -69,6 +69,7 @@ lint: setup
 	$(bin)/lint-imports --no-cache
 
 docs: setup
+	$(bin)/python docs/write_gallery.py
 	$(bin)/sphinx-build --quiet --fresh-env --fail-on-warning --doctree-dir build/docs docs site
 
 package: setup

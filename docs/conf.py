@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+import plotly
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's hpo
 
 project = "hpo-islands"
@@ -19,7 +21,8 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["inventories"]
-html_extra_path = ["llms.txt"]
+# The second is for the figures of the gallery, also without a network.
+html_extra_path = ["llms.txt", str(Path(plotly.__path__[0], "package_data", "plotly.min.js"))]
 default_role = "code"  # Docstrings have `names` in single backticks.
 highlight_language = "none"  # Indented blocks are mostly output of programs.
 smartquotes = False  # Smart quotes replace the two dashes of an option by one.
