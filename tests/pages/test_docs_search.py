@@ -148,7 +148,7 @@ def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.Monke
     for _ in range(3):
         add_evaluation(record)
     monkeypatch.chdir(tmp_path)
-    _, load, cost, _ = blocks("docs/search/warm-start.md", "python")
+    load, cost = blocks("docs/operation/viewers.md", "python")
     namespace: dict[str, Any] = {}
     exec(load, namespace)
     exec(cost, namespace)

@@ -31,7 +31,7 @@ SECONDS = 100.0  # time limit of all waits, for busy machines
 
 
 def load_study(run_dir: Path) -> optuna.Study:
-    """Open a run's study as docs/search/warm-start.md does."""
+    """Open a run's study as docs/operation/viewers.md does."""
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log")))
     return optuna.load_study(study_name=run_dir.name, storage=storage)
 
