@@ -162,7 +162,8 @@ def make_page(example: Example) -> str:
 def read_listing(example: Example) -> str:
     """Return the first Python listing of a page after the name of the script."""
     text = (DOCS / example.page).read_text("utf-8")
-    found = re.search(rf"`{example.script}`.*?^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    pattern = rf"`{example.script}`.*?^```python\n(.*?)^```"
+    found = re.search(pattern, text, re.DOTALL | re.MULTILINE)
     assert found, f"{example.page} has no listing of {example.script}"
     return found[1]
 
@@ -192,8 +193,8 @@ def make_index() -> str:
         [
             "# Gallery",
             "",
-            "Complete small searches, each with its script, its command, its output and a figure. They",
-            "ran on CPUs when this documentation was built.",
+            "Complete small searches, each with its script, its command, its output and a figure.",
+            "They ran on CPUs when this documentation was built.",
             "",
             "| example | shows |",
             "|---|---|",

@@ -154,3 +154,17 @@ def test_no_test_imports_from_another_test_or_from_benchmarks() -> None:
     assert len(paths) > 90
     wrong = re.compile(r"^ *(from|import) (tests\.(\w+\.)?test_|benchmarks)", re.MULTILINE)
     assert [path.name for path in paths if wrong.search(path.read_text())] == []
+
+
+def test_conda_recipe_has_the_dependencies_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    recipe = (ROOT / "packaging" / "recipe.yaml").read_text("utf-8")
+    listed = project.partition("\ndependencies = [\n")[2].partition("\n]\n")[0]
+    needed = re.findall(r'^  "([\w-]+)>=([\d.]+)"', listed, re.MULTILINE)
+    assert len(needed) == len(listed.splitlines())
+    shipped = recipe.partition("\n  run:\n")[2].partition("\n  run_constraints:\n")[0]
+    python, *others = re.findall(r"^    - ([\w-]+) >=(\S.*)$", shipped, re.MULTILINE)
+    assert python == ("python", "${{ python_min }}")
+    assert others == needed
+    version = project.partition('\nversion = "')[2].partition('"')[0]
+    assert f"\n  version: {version}\n" in recipe

@@ -201,7 +201,7 @@ class Record:
 
     def clear_inheritance(self, assignment: Assignment) -> None:
         """Record that an evaluation started without the checkpoint of its parent."""
-        # Not null: Optuna's browser app and extensions cannot read a journal with such an attribute.
+        # Not null: with such an attribute, Optuna's browser app cannot read a journal.
         self._storage.set_trial_user_attr(assignment.trial_id, "inherits", "nothing")
 
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
