@@ -64,7 +64,7 @@ def init(
         Path, typer.Argument(metavar="SCRIPT", help="A Python script that trains a network.")
     ],
 ) -> None:
-    """Propose a search file for a training script."""
+    """Propose a search file for a training script, or the sweep of a Hydra application."""
     from hpo.cli.proposal import propose_search
 
     print(propose_search(script), end="")

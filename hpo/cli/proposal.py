@@ -1,16 +1,18 @@
-"""Propose a search file for a training script from its options, without running it."""
+"""Propose a search file for a training script, or the sweep of a Hydra application."""
 
 from __future__ import annotations
 
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpo.cli.hydra_config import format_sweep, read_hydra_options, uses_hydra
 from hpo.cli.script_options import ScriptOption, find_options, find_words
 from hpo.errors import UsageError
 from hpo.script_objective import propose_loss_pattern
+from hpo.space.parameters import Parameter, parse_parameter
 
 _LOG_NAME_PATTERN = re.compile(
     r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE
@@ -19,7 +21,6 @@ _ALWAYS_TUNED = 6  # Those up to the momentum are proposed even if only their de
 _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
 _SEARCH = "hpo search --space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}"
 _WAYS = {
-    "hydra": "python {path} --multirun hydra/sweeper=hpo 'lr=tag(log,interval(1e-4,1e-1))'",
     "LightningCLI": (
         f"{_SEARCH} fit --optimizer.lr='{{{{lr}}}}' --trainer.default_root_dir='{{{{folder}}}}'"
     ),
@@ -35,10 +36,10 @@ _DECADE = 10
 
 
 def propose_search(path: Path) -> str:
-    """Return the code of a search file for a Python script.
+    """Return the code of a search file for a Python script, or the command of a Hydra sweep.
 
-    Its search space contains at most eight options: those with choices, and those that most people
-    tune, such as the learning rate and the batch size. All other options are in comments.
+    It has at most eight options: those with choices, and those that most people tune, such as the
+    learning rate and the batch size. In a search file, all other options are in comments.
     """
     try:
         tree = ast.parse(path.read_bytes(), str(path))
@@ -46,14 +47,15 @@ def propose_search(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
+    if uses_hydra(tree):
+        return _propose_sweep(path)
     options = find_options(tree)
     if not any(option.flag.startswith("-") and not option.is_seed for option in options):
         raise UsageError(_describe_missing_options(path, tree))
     proposed = {option.name: _make_parameter_code(option) for option in options}
     if not any(code for code, _ in proposed.values()):
         raise UsageError(_describe_missing_options(path, tree))
-    suitable = [option for option in options if proposed[option.name][1]]
-    chosen = sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
+    chosen = _choose_options(options)
     lines = []
     kinds = {"Script", "SearchSpace"}
     values = [option for option in options if option.is_required and not option.is_seed]
@@ -88,6 +90,29 @@ def propose_search(path: Path) -> str:
         f"space = SearchSpace(\n{chr(10).join(lines)}\n)\n{flags}objective = "
         f"Script({', '.join(parts)}){'' if loss else remark}\n"
     )
+
+
+def _propose_sweep(path: Path) -> str:
+    options = read_hydra_options(path)
+    chosen = _choose_options(options)
+    if not chosen:
+        raise UsageError(
+            f"{path}: its configuration has nothing to propose. Give the values to search: "
+            f"python {path} --multirun hydra/sweeper=hpo 'lr=tag(log,interval(1e-4,1e-1))'"
+        )
+    others = [option for option in options if option not in chosen]
+    return format_sweep(path, _make_parameters(chosen), _make_parameters(others))
+
+
+def _make_parameters(options: Sequence[ScriptOption]) -> dict[str, Parameter]:
+    """Return the parameter of each option whose range is known, by the name of the option."""
+    codes = {option.flag.lstrip("-"): _make_parameter_code(option)[0] for option in options}
+    return {key: parse_parameter(code) for key, code in codes.items() if code}
+
+
+def _choose_options(options: Sequence[ScriptOption]) -> list[ScriptOption]:
+    suitable = [option for option in options if _make_parameter_code(option)[1]]
+    return sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
 
 
 def _make_parameter_code(option: ScriptOption) -> tuple[str, bool]:
