@@ -15,8 +15,9 @@ from typing import Annotated, Optional
 import typer
 
 from hpo.cli.command_line import make_app, make_count_option
-from hpo.cli.job_scripts import add_script_commands, find_mpi
+from hpo.cli.job_scripts import add_script_commands
 from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check, make_search
+from hpo.cli.mpi_library import find_mpi
 from hpo.errors import RunError, UsageError
 from hpo.options import TRACKERS, check_trackers
 from hpo.store.run_dir import is_file_of_run, write_atomically

@@ -13,13 +13,12 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Union
 
+from hpo.cli.mpi_library import import_mpi
 from hpo.errors import CollectiveUsageError, ExitStatus, RunError, UsageError
 from hpo.layout import Layout, describe_wrong_launch
 from hpo.options import Options
@@ -254,25 +253,9 @@ def check_packages(program: str) -> None:
 def _import_mpi() -> None:
     """Import and initialize MPI. Raise a UsageError if mpi4py finds no MPI library."""
     try:
-        try:
-            from mpi4py import MPI
-        except RuntimeError:
-            os.environ.setdefault("MPI4PY_LIBMPI", _find_library_of_mpich())
-            from mpi4py import MPI  # noqa: F401
+        import_mpi()
     except (ImportError, RuntimeError) as error:
         raise UsageError(
             f"mpi4py finds no MPI ({str(error).splitlines()[0]}). Load the MPI module of the "
             "cluster, or run: pip install 'hpo-islands[mpich]'"
         ) from error
-
-
-def _find_library_of_mpich() -> str:
-    """Return the path of the library in the package mpich; "" if it is not installed.
-
-    mpi4py looks for it in sys.prefix, but ``uv run --with`` installs it elsewhere.
-    """
-    with suppress(PackageNotFoundError):
-        for file in files("mpich") or ():
-            if file.name == "libmpi.so.12":
-                return str(Path(str(file.locate())).resolve())
-    return ""

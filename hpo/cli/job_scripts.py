@@ -15,6 +15,7 @@ import typer
 
 from hpo.cli.command_line import call_app, make_count_option, parse_duration
 from hpo.cli.mpi_commands import make_command_app, make_search
+from hpo.cli.mpi_library import NOT_FOUND, find_mpi
 from hpo.cli.search_source import split_command
 from hpo.errors import UsageError
 from hpo.layout import Layout
@@ -26,7 +27,6 @@ from hpo.text_format import format_count, format_duration
 
 _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
-_NOT_FOUND = "not found"
 _FIRST_JOB = "# The first job starts the run, and later jobs resume it."
 _LOST_NODE = "# If a node is lost, the run continues on the other nodes.\n"
 _CORES_WITH_GPUS = 4  # per rank. One core would have to load the data besides the training.
@@ -100,7 +100,7 @@ def write_slurm_script(request: JobRequest) -> str:
     # The plugin of srun for the MPI of this environment. If it is not known, srun has a default.
     plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
     mpi = find_mpi()
-    found = [] if mpi.startswith(_NOT_FOUND) else [plugins[name] for name in plugins if name in mpi]
+    found = [] if mpi.startswith(NOT_FOUND) else [plugins[name] for name in plugins if name in mpi]
     srun = f"srun --mpi={found[0]}" if found else "srun"
     return f"""#!/bin/bash
 # Save this as {request.name}.sh, and submit it: sbatch {request.name}.sh
@@ -154,21 +154,6 @@ def describe_environment() -> str:
     elif conda:
         lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(conda)}')
     return "".join(f"{line}\n" for line in ["", *lines])
-
-
-def find_mpi() -> str:
-    """Return the name and version of the MPI library, without starting MPI."""
-    try:
-        import mpi4py
-
-        # Otherwise, the import starts MPI, which would have to be finalized.
-        mpi4py.rc.initialize = False
-        from hpo.ranks.communicator import describe_mpi
-
-        return describe_mpi()
-    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
-        reason, *_ = str(error).split("\n")
-        return f"{_NOT_FOUND} ({reason})"
 
 
 def add_script_commands(app: typer.Typer) -> None:
