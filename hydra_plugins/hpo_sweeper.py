@@ -142,6 +142,8 @@ class HpoSweeper(Sweeper):
         ]
         parser = OverridesParser.create(config_loader=self._loader)
         space = _Space(parser.parse_overrides([*given, *arguments]))
+        if not space.parameters:
+            raise CompactHydraException(self._describe_proposal(space.fixed))
         # A mistake in an override is found before anything starts.
         self._loader.load_sweep_config(self._config, [*space.fixed, *space.list_examples()])
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
@@ -157,6 +159,33 @@ class HpoSweeper(Sweeper):
         if status:
             raise SystemExit(status)
         return self._read_results(space, folder)
+
+    def _describe_proposal(self, fixed: list[str]) -> str:
+        """Return what is wrong without anything to search, and what could be searched."""
+        from hpo.cli.hydra_proposal import HydraConfig
+
+        given = {each.partition("=")[0] for each in fixed}
+
+        def is_valid(override: str) -> bool:
+            if override.partition("=")[0] in given:
+                return False
+            with suppress(Exception):  # Any error of Hydra, for keys and values of all kinds.
+                space = _Space(OverridesParser.create().parse_overrides([override]))
+                self._loader.load_sweep_config(self._config, [*fixed, *space.list_examples()])
+                return bool(space.parameters)
+            return False
+
+        chosen, others = HydraConfig(self._loader, self._config, fixed).propose(is_valid)
+        message = "the overrides have nothing to search."
+        if not chosen:
+            chosen, others = others, []
+        if not chosen:
+            example = "'lr=tag(log,interval(1e-4,1e-1))'"
+            return f"{message} Give an interval, a range or choices, such as {example}"
+        lines = [f"{message} From the configuration, these are proposed:", " ".join(chosen)]
+        if others:
+            lines += ["And these are possible:", " ".join(others)]
+        return "\n".join(lines)
 
     def _make_launcher(self) -> list[str]:
         ranks = self._settings["workers"] * self._settings["ranks_per_worker"]
@@ -241,11 +270,6 @@ class _Space:
             name = _make_name(key, self.keys)
             self.keys[name] = key
             self.parameters[name] = parameter
-        if not self.parameters:
-            raise CompactHydraException(
-                "the overrides have nothing to search: give an interval, a range or choices, such "
-                "as 'lr=tag(log,interval(1e-4,1e-1))'"
-            )
 
     def list_examples(self) -> list[str]:
         """Return an override for each hyperparameter."""

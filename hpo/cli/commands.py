@@ -65,7 +65,7 @@ def init(
         Path, typer.Argument(metavar="SCRIPT", help="A Python script that trains a network.")
     ],
 ) -> None:
-    """Propose a search file for a training script, or the sweep of a Hydra application."""
+    """Propose a search file for a training script."""
     from hpo.cli.proposal import propose_search
 
     print(propose_search(script), end="")

@@ -1,4 +1,4 @@
-"""Propose a search file for a training script, or the sweep of a Hydra application."""
+"""Propose a search file for a training script from its options, without running it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpo.cli.hydra_config import format_sweep, read_hydra_options, uses_hydra
 from hpo.cli.script_options import ScriptOption, find_options, find_words
 from hpo.errors import UsageError
 from hpo.script_objective import propose_loss_pattern
-from hpo.space.parameters import Parameter, parse_parameter
 
 _LOG_NAME_PATTERN = re.compile(
     r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE
@@ -21,6 +19,7 @@ _ALWAYS_TUNED = 6  # Those up to the momentum are proposed even if only their de
 _MOST_PROPOSED = 8  # A search over more needs thousands of evaluations.
 _SEARCH = "hpo search --space 'lr=Float(1e-4, 1e-1, log=True)' -- {path}"
 _WAYS = {
+    "hydra": "python {path} --multirun hydra/sweeper=hpo, which proposes what to sweep",
     "LightningCLI": (
         f"{_SEARCH} fit --optimizer.lr='{{{{lr}}}}' --trainer.default_root_dir='{{{{folder}}}}'"
     ),
@@ -36,10 +35,10 @@ _DECADE = 10
 
 
 def propose_search(path: Path) -> str:
-    """Return the code of a search file for a Python script, or the command of a Hydra sweep.
+    """Return the code of a search file for a Python script.
 
-    It has at most eight options: those with choices, and those that most people tune, such as the
-    learning rate and the batch size. In a search file, all other options are in comments.
+    Its search space contains at most eight options: those with choices, and those that most people
+    tune, such as the learning rate and the batch size. All other options are in comments.
     """
     try:
         tree = ast.parse(path.read_bytes(), str(path))
@@ -47,15 +46,13 @@ def propose_search(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not a Python script: {error}") from error
-    if uses_hydra(tree):
-        return _propose_sweep(path)
     options = find_options(tree)
     if not any(option.flag.startswith("-") and not option.is_seed for option in options):
         raise UsageError(_describe_missing_options(path, tree))
-    proposed = {option.name: _make_parameter_code(option) for option in options}
+    proposed = {option.name: make_parameter_code(option) for option in options}
     if not any(code for code, _ in proposed.values()):
         raise UsageError(_describe_missing_options(path, tree))
-    chosen = _choose_options(options)
+    chosen = choose_options(options)
     lines = []
     kinds = {"Script", "SearchSpace"}
     values = [option for option in options if option.is_required and not option.is_seed]
@@ -92,30 +89,13 @@ def propose_search(path: Path) -> str:
     )
 
 
-def _propose_sweep(path: Path) -> str:
-    options = read_hydra_options(path)
-    chosen = _choose_options(options)
-    if not chosen:
-        raise UsageError(
-            f"{path}: its configuration has nothing to propose. Give the values to search: "
-            f"python {path} --multirun hydra/sweeper=hpo 'lr=tag(log,interval(1e-4,1e-1))'"
-        )
-    others = [option for option in options if option not in chosen]
-    return format_sweep(path, _make_parameters(chosen), _make_parameters(others))
-
-
-def _make_parameters(options: Sequence[ScriptOption]) -> dict[str, Parameter]:
-    """Return the parameter of each option whose range is known, by the name of the option."""
-    codes = {option.flag.lstrip("-"): _make_parameter_code(option)[0] for option in options}
-    return {key: parse_parameter(code) for key, code in codes.items() if code}
-
-
-def _choose_options(options: Sequence[ScriptOption]) -> list[ScriptOption]:
-    suitable = [option for option in options if _make_parameter_code(option)[1]]
+def choose_options(options: Sequence[ScriptOption]) -> list[ScriptOption]:
+    """Return the options to search: at most eight, those that most people tune first."""
+    suitable = [option for option in options if make_parameter_code(option)[1]]
     return sorted(suitable, key=lambda option: option.rank)[:_MOST_PROPOSED]
 
 
-def _make_parameter_code(option: ScriptOption) -> tuple[str, bool]:
+def make_parameter_code(option: ScriptOption) -> tuple[str, bool]:
     """Return the code of a parameter, and whether the proposed search space contains it.
 
     If not, the search file contains it as a comment. The code is "" if the range of the parameter
@@ -186,7 +166,11 @@ def _get_text(node: ast.expr) -> str:
 
 def _describe_missing_options(path: Path, tree: ast.AST) -> str:
     """Return why nothing can be proposed, and the command for a parser that cannot be read."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    imports = (node for node in nodes if isinstance(node, ast.Import))
+    names |= {alias.name for node in imports for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     for name, way in _WAYS.items():
         if name in names:
             return (

@@ -21,7 +21,7 @@ _TUNED_NAMES = (
     *("lr|learning_rate", "wd|weight_decay", "batch", "drop", "warmup", "momentum", "optim|^opt$"),
     *("sched", "gamma", "smoothing", "hidden|width|dim", "layers|depth", "clip", "beta", "eps"),
 )
-_SEED_FLAG = re.compile(r"--(\w+[-_])?seed(_everything)?")
+_SEED_FLAG = re.compile(r"--([\w.]+[-_.])?seed(_everything)?")
 _BOOLEAN_ACTION = "BooleanOptionalAction"  # of argparse
 
 _JSONARGPARSE = ("CLI", "auto_cli")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -158,8 +159,6 @@ def test_the_last_override_of_a_key_counts() -> None:
     given = ["lr=interval(0,1)", "depth=range(1,8)", "lr=0.5"]
     space = _Space(OverridesParser.create().parse_overrides(given))
     assert (space.fixed, list(space.keys)) == (["lr=0.5"], ["depth"])
-    with pytest.raises(HydraException, match="nothing to search"):
-        _Space(OverridesParser.create().parse_overrides(["lr=0.5"]))
 
 
 def test_braces_of_overrides_are_no_placeholders() -> None:
@@ -210,3 +209,77 @@ def test_settings_become_options_of_the_search(tmp_path: Path) -> None:
 def test_range_that_cannot_be_searched_is_refused(override: str, message: str) -> None:
     with pytest.raises(HydraException, match=message):
         _Space(OverridesParser.create().parse_overrides([override])).list_examples()
+
+
+def _propose(app: Path, *overrides: str) -> list[str]:
+    """Return what a sweep without anything to search proposes."""
+    command = [sys.executable, str(app), "--multirun", "hydra/sweeper=hpo", *overrides]
+    job = subprocess.run(
+        command, cwd=app.parent, capture_output=True, text=True, timeout=scale(60), check=False
+    )
+    assert (job.returncode, job.stdout) == (1, ""), job.stderr
+    message, _, _ = job.stderr.partition("\n\n")
+    return message.splitlines()
+
+
+@pytest.mark.slow
+def test_sweep_of_nothing_proposes_what_to_search() -> None:
+    message, proposed, possible, other = _propose(_APP)
+    assert message.startswith("the overrides have nothing to search. From the configuration, ")
+    assert shlex.split(proposed) == ["lr=tag(log,interval(0.01,1.0))", "optimizer=adam,sgd"]
+    assert possible == "And these are possible:"
+    space = _Space(OverridesParser.create().parse_overrides(shlex.split(f"{proposed} {other}")))
+    assert space.parameters == {
+        "lr": Float(0.01, 1.0, log=True),
+        "optimizer": Categorical("adam", "sgd"),
+        "optimizer_layers": Int(1, 8, log=True),
+    }
+    _, proposed, *_ = _propose(_APP, "optimizer=sgd")
+    assert shlex.split(proposed) == ["lr=tag(log,interval(0.01,1.0))"]
+
+
+@pytest.mark.slow
+def test_proposed_overrides_exist_with_each_choice(tmp_path: Path) -> None:
+    """Only one optimizer has a momentum, only one model a group, and some cannot be composed."""
+    files = {
+        "config": "defaults: [optimizer: sgd, model: mlp, logger: null, _self_]\n"
+        "it's: 0.1\nclip: .inf\nsteps: 30000000000000000\ntrainer: {seed: 5}",
+        "optimizer/sgd": "# @package _global_\nlr: 0.1\nmomentum: 0.9",
+        "optimizer/adam": "# @package _global_\nlr: 0.1",
+        "optimizer/broken": "lr: [1",
+        "optimizer/50": "# @package _global_\nlr: 0.1",
+        "model/mlp": "width: 8",
+        "model/resnet": "defaults: [block: basic, _self_]\nwidth: 8",
+        "model/block/basic": "size: 3",
+        "model/block/wide": "size: 4",
+        "logger/csv": "each: 10",
+        "logger/wandb": "each: 10",
+    }
+    for name, text in files.items():
+        path = tmp_path / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from hydra import main as decorate\n"
+        "@decorate(version_base=None, config_path='conf', config_name='config')\n"
+        "def main(cfg): ...\n"
+        "if __name__ == '__main__':\n    main()\n    print('it goes on')\n"
+    )
+    _, proposed, _, possible = _propose(app)
+    assert shlex.split(f"{proposed} {possible}") == [
+        "lr=tag(log,interval(0.01,1.0))",
+        "optimizer=adam,sgd",
+        "model=mlp,resnet",
+        "model.width=tag(log,int(interval(2,32)))",
+    ]
+
+
+@pytest.mark.slow
+def test_sweep_of_a_configuration_without_numbers_has_an_example(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text("import hydra\n@hydra.main(version_base=None)\ndef main(cfg): ...\nmain()\n")
+    (message,) = _propose(app)
+    assert message.endswith(
+        "Give an interval, a range or choices, such as 'lr=tag(log,interval(1e-4,1e-1))'"
+    )
