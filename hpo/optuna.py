@@ -26,7 +26,7 @@ from hpo.objectives import LOSS, Objectives
 from hpo.options import PROPAGATORS_WITHOUT_MPI
 from hpo.space import Categorical, Float, Int, SearchSpace, Value
 from hpo.space.parameters import Parameter
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import INTERRUPTED, Evaluation
 
 Distributions = Mapping[str, BaseDistribution]
 
@@ -84,13 +84,13 @@ class IslandSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: Distributions
     ) -> dict[str, Any]:
         """Return a value for each parameter of the search space."""
-        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         params: dict[str, Any] = {}
         if os.getpid() != self._pid:  # A forked process must breed other individuals.
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self._groups = {}
         with self._lock:
+            others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
             before = self._groups if study._storage is self._storage else {}
             self._groups = {}
             self._storage = study._storage
@@ -98,7 +98,7 @@ class IslandSampler(BaseSampler):
                 distributions = {name: search_space[name] for name in names}
                 key = f"{study.study_name} {distributions}"
                 self._groups[key] = before.get(key) or self._make_group(study, distributions, trial)
-                params |= self._groups[key].suggest(others)
+                params |= self._groups[key].suggest(trial.number, others)
         return params
 
     def sample_independent(
@@ -138,15 +138,16 @@ class _Group:
         self._directions = directions
         self._trials: Sequence[FrozenTrial] = ()
         self._known: dict[int, TrialState] = {}
+        self._suggested: dict[int, dict[str, Value]] = {}  # By the numbers of trials.
         names = (LOSS, *(f"value {index}" for index in range(1, len(directions))))
         self._propagator = make_following_propagator(
             propagator, space, Objectives(names), seed, self._read_changes
         )
 
-    def suggest(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
-        """Return a value for each parameter, given all other trials of the study."""
+    def suggest(self, number: int, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+        """Return a value of a trial for each parameter, given all other trials of the study."""
         self._trials = trials
-        found = self._propagator.ask().params
+        found = self._suggested[number] = self._propagator.ask().params
         return {name: self._decode(name, found[gene]) for name, gene in self._genes.items()}
 
     def _decode(self, name: str, value: Value) -> Any:
@@ -167,22 +168,20 @@ class _Group:
             # A running trial may get the parameters of this group later.
             if evaluation is not None or trial.state.is_finished():
                 self._known[trial.number] = trial.state
+            if trial.state.is_finished():
+                self._suggested.pop(trial.number, None)
         return changes
 
     def _make_evaluation(self, trial: FrozenTrial) -> Evaluation | None:
         """Return a trial as an evaluation; None if it does not have these parameters."""
-        params: dict[str, Value] = {}
-        for name, distribution in self._distributions.items():
-            if trial.distributions.get(name) != distribution:
-                return None
-            gene = self._genes[name]
-            value = trial.params[name]
-            if isinstance(distribution, CategoricalDistribution):
-                value = int(distribution.to_internal_repr(value))  # NaN equals itself here.
-            if not self._space.parameters[gene].accepts(value):
-                return None
-            params[gene] = value
         state, costs = self._find_outcome(trial)
+        params = self._find_params(trial)
+        if params is None:
+            # Optuna has not recorded them yet, or the trial has ended without using them.
+            params = self._suggested.get(trial.number)
+            state = INTERRUPTED if trial.state.is_finished() else state
+        if params is None:
+            return None
         duration = trial.duration
         completed = trial.datetime_complete
         return Evaluation(
@@ -197,6 +196,21 @@ class _Group:
             seconds=duration.total_seconds() if duration else math.nan,
             ended=completed.timestamp() if completed else math.nan,
         )
+
+    def _find_params(self, trial: FrozenTrial) -> dict[str, Value] | None:
+        """Return the parameters of a trial by their genes; None if it does not have these."""
+        params: dict[str, Value] = {}
+        for name, distribution in self._distributions.items():
+            if trial.distributions.get(name) != distribution:
+                return None
+            gene = self._genes[name]
+            value = trial.params[name]
+            if isinstance(distribution, CategoricalDistribution):
+                value = int(distribution.to_internal_repr(value))  # NaN equals itself here.
+            if not self._space.parameters[gene].accepts(value):
+                return None
+            params[gene] = value
+        return params
 
     def _find_outcome(self, trial: FrozenTrial) -> tuple[str, tuple[float, ...]]:
         """Return the state of a trial, and its values with lower ones better."""

@@ -100,11 +100,12 @@ def test_trials_that_fail_or_are_pruned_are_learned_from() -> None:
 
 
 def test_threads_suggest_different_trials() -> None:
-    """Random draws from 30 values would repeat."""
+    """Of 50 random draws from 60 values, 34 differ in the mean."""
     study = optuna.create_study(sampler=IslandSampler(seed=0))
-    study.optimize(lambda trial: trial.suggest_int("width", 1, 30), n_trials=25, n_jobs=4)
-    # Each thread draws its first value at random, since no trial has had the parameter before.
-    assert len({trial.params["width"] for trial in study.trials}) >= 22
+    study.optimize(lambda trial: trial.suggest_int("width", 1, 60), n_trials=50, n_jobs=4)
+    # Each thread draws its first value at random, since no trial has had the parameter before. On a
+    # busy machine it may do so late, when the others have suggested most values.
+    assert len({trial.params["width"] for trial in study.trials}) >= 50 - 4
 
 
 def test_sampler_learns_each_study_apart_and_knows_nan() -> None:
