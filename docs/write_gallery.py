@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,8 @@ EXAMPLES = (
 
 def main() -> None:
     """Run all examples, and write their pages and the page that lists them."""
-    GALLERY.mkdir(exist_ok=True)
+    shutil.rmtree(GALLERY, ignore_errors=True)
+    GALLERY.mkdir()
     for example in EXAMPLES:
         (GALLERY / f"{example.name}.md").write_text(make_page(example), "utf-8")
     (GALLERY / "index.md").write_text(make_index(), "utf-8")
