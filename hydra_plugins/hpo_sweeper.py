@@ -364,7 +364,9 @@ def _list_flags() -> list[str]:
 def _run_to_the_end(command: Sequence[str]) -> int:
     """Run a command, and return its status. Ctrl-C is left to the command."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
+    # The last line on stderr is then an exception, and no advice to set this variable.
+    environment = {**os.environ, "HYDRA_FULL_ERROR": "1"}
     try:
-        return subprocess.Popen(command).wait()
+        return subprocess.Popen(command, env=environment).wait()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -169,8 +169,9 @@ def _describe_missing_options(path: Path, tree: ast.AST) -> str:
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     imports = (node for node in nodes if isinstance(node, ast.Import))
-    names |= {alias.name for node in imports for alias in node.names}
-    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules = [alias.name for node in imports for alias in node.names]
+    modules += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    names |= {module.partition(".")[0] for module in modules}
     for name, way in _WAYS.items():
         if name in names:
             return (

@@ -15,7 +15,7 @@ from hpo.process.linux import find_parent, has_gpu_files, read_command_line
 # Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate
 # reads PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
 _LAUNCHER_PREFIXES = (
-    *("PMI_", "PMIX", "OMPI_", "PRTE_", "MPI_LOCAL", "MPIEXEC_", "HYDI_", "HYDRA_", "MV2_COMM_"),
+    *("PMI_", "PMIX", "OMPI_", "PRTE_", "MPI_LOCAL", "MPIEXEC_", "HYDI_", "MV2_COMM_"),
     *("PALS_", "SLURM_STEP_"),
 )
 _TASK_VARIABLES = (

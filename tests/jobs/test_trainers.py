@@ -356,6 +356,7 @@ def test_final_test_that_crashes_is_a_warning(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_trainer_environment_lacks_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "PATH": "/bin", "MPICH_ASYNC": "0"}
+    kept["HYDRA_FULL_ERROR"] = "1"  # of the framework Hydra, which is not MPICH's launcher
     removed = [
         "PMI_RANK",
         "PMIX_RANK",
