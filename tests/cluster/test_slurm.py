@@ -16,6 +16,7 @@ from tests.cluster.job_results import (
     shorten,
 )
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
+from tests.support.docs import example
 from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines
 
@@ -138,6 +139,18 @@ def test_workers_are_on_one_node_if_possible(
     assert ("\n1 worker of 3 spans several hosts. To avoid this" in job.stdout) == spans
     assert ("several hosts" in job.stdout) == spans
     assert read_summary(cluster.folder / "run")["complete"] == 6
+
+
+def test_script_for_torchrun_is_searched_by_srun(cluster: SlurmCluster) -> None:
+    """As docs/training/ways.md shows it, with the script of docs/training/scripts.md."""
+    script = example("docs/training/scripts.md", "train.py")
+    (cluster.folder / "train.py").write_text(script, "utf-8")
+    options = ["--space", "lr=Float(1e-3, 1e-1, log=True)", "--loss", r"val_loss=(\S+)"]
+    search = ["hpo", "search", *options, "--evaluations", 6, "--run-dir", "run", "--", "train.py"]
+    job = cluster.run("srun", "--mpi=pmi2", "--nodes=2", "--ntasks=4", *search, timeout=200)
+    assert job.returncode == 0, job.stderr
+    assert "6 evaluations on 4 ranks, 2 workers of 2, 2 islands, 2 hosts" in job.stdout
+    assert len(find_complete_losses(load_trials(cluster.folder / "run"))) == 6
 
 
 def test_worker_spans_nodes(cluster: SlurmCluster) -> None:
