@@ -90,7 +90,7 @@ _SAMPLES = 2500  # Trials that the Gaussian process learns.
 _HYPERPARAMETER_SAMPLES = 500  # Of these, its lengths.
 _TREES = 200
 _SEQUENCE = 2048  # Tokens of a sequence.
-_PENALTY = 100.0  # The loss of a failure, as SMAC was told it.
+_PENALTY = 100.0  # The loss of a failure.
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _print_check(name: str, true: Vector, chances: Vector, losses: Vector) -> No
 
 
 class Searcher(Protocol):
-    """A search that is told the seconds of evaluations."""
+    """A search that also learns the seconds of evaluations."""
 
     def ask(self, worker: int) -> Params:
         """Return hyperparameters for a worker."""
@@ -255,17 +255,17 @@ class Searcher(Protocol):
 class _Study(OptunaStudy):
     """An Optuna study that begins with the defaults.
 
-    A failure is told as a high loss, as in the study of nanochat, or as a failed trial.
+    A failure is recorded as a high loss, as in the study of nanochat, or as a failed trial.
     """
 
-    def __init__(self, name: str, tells_failures: bool, seed: int, _: int) -> None:
+    def __init__(self, name: str, fails_trials: bool, seed: int, _: int) -> None:
         super().__init__(SPACE, make_optuna_sampler(name, seed))
         self._study.enqueue_trial(DEFAULTS)
-        self._tells_failures = tells_failures
+        self._fails_trials = fails_trials
 
     def tell(self, worker: int, loss: float, *others: float, **_: float) -> None:
         """Record a loss."""
-        is_hidden = math.isinf(loss) and not self._tells_failures
+        is_hidden = math.isinf(loss) and not self._fails_trials
         super().tell(worker, _PENALTY if is_hidden else loss, *others)
 
 
