@@ -26,9 +26,12 @@ from hpo.objectives import LOSS, Objectives
 from hpo.options import PROPAGATORS_WITHOUT_MPI
 from hpo.space import Categorical, Float, Int, SearchSpace, Value
 from hpo.space.parameters import Parameter
-from hpo.store.evaluations import INTERRUPTED, Evaluation
+from hpo.store.evaluations import Evaluation
 
 Distributions = Mapping[str, BaseDistribution]
+
+_WHOLE = (TrialState.COMPLETE, TrialState.PRUNED)
+_TRIES = 10  # Individuals that are drawn if another thread has just got the same.
 
 
 class IslandSampler(BaseSampler):
@@ -89,12 +92,15 @@ class IslandSampler(BaseSampler):
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self._groups = {}
+            self._random.reseed_rng()
         with self._lock:
             others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
             before = self._groups if study._storage is self._storage else {}
             self._groups = {}
             self._storage = study._storage
-            for names in _list_groups([set(one.distributions) for one in others], search_space):
+            # A trial that runs, or has failed, may lack parameters that it would have suggested.
+            ended = [one for one in others if one.state in _WHOLE] or others
+            for names in _list_groups([set(one.distributions) for one in ended], search_space):
                 distributions = {name: search_space[name] for name in names}
                 key = f"{study.study_name} {distributions}"
                 self._groups[key] = before.get(key) or self._make_group(study, distributions, trial)
@@ -147,7 +153,20 @@ class _Group:
     def suggest(self, number: int, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         """Return a value of a trial for each parameter, given all other trials of the study."""
         self._trials = trials
-        found = self._suggested[number] = self._propagator.ask().params
+        # Optuna records the values of another thread's trial after that thread has left the lock.
+        self._suggested = {
+            trial.number: self._suggested[trial.number]
+            for trial in trials
+            if trial.number in self._suggested
+            and not trial.state.is_finished()
+            and self._find_params(trial) is None
+        }
+        found = self._propagator.ask().params
+        for _ in range(_TRIES):
+            if found not in self._suggested.values():
+                break
+            found = self._propagator.ask().params
+        self._suggested[number] = found
         return {name: self._decode(name, found[gene]) for name, gene in self._genes.items()}
 
     def _decode(self, name: str, value: Value) -> Any:
@@ -168,20 +187,14 @@ class _Group:
             # A running trial may get the parameters of this group later.
             if evaluation is not None or trial.state.is_finished():
                 self._known[trial.number] = trial.state
-            if trial.state.is_finished():
-                self._suggested.pop(trial.number, None)
         return changes
 
     def _make_evaluation(self, trial: FrozenTrial) -> Evaluation | None:
         """Return a trial as an evaluation; None if it does not have these parameters."""
-        state, costs = self._find_outcome(trial)
         params = self._find_params(trial)
         if params is None:
-            # Optuna has not recorded them yet, or the trial has ended without using them.
-            params = self._suggested.get(trial.number)
-            state = INTERRUPTED if trial.state.is_finished() else state
-        if params is None:
             return None
+        state, costs = self._find_outcome(trial)
         duration = trial.duration
         completed = trial.datetime_complete
         return Evaluation(
@@ -207,9 +220,8 @@ class _Group:
             value = trial.params[name]
             if isinstance(distribution, CategoricalDistribution):
                 value = int(distribution.to_internal_repr(value))  # NaN equals itself here.
-            if not self._space.parameters[gene].accepts(value):
-                return None
-            params[gene] = value
+            parameter = self._space.parameters[gene]
+            params[gene] = parameter.decode(parameter.encode(value))  # rounded to 12 digits
         return params
 
     def _find_outcome(self, trial: FrozenTrial) -> tuple[str, tuple[float, ...]]:

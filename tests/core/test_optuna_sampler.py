@@ -68,6 +68,35 @@ def test_sampler_continues_the_study_of_another_one() -> None:
     assert sum(losses[30:]) < 0.75 * sum(losses[:30])
 
 
+def test_sampler_learns_floats_of_another_one_at_once() -> None:
+    """They have more digits than the floats of this project."""
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
+
+    def compute(trial: Trial) -> float:
+        return abs(trial.suggest_float("x", 0, 1) - 0.5) + abs(trial.suggest_float("y", 0, 1) - 0.5)
+
+    study.optimize(compute, n_trials=40)
+    study.sampler = IslandSampler(seed=0)
+    study.optimize(compute, n_trials=10)
+    losses = [trial.value or 0.0 for trial in study.trials]
+    assert sum(losses[40:]) / 10 < 0.5 * sum(losses[:40]) / 40
+
+
+def test_trial_that_fails_between_two_suggestions_leaves_the_group() -> None:
+    study = optuna.create_study(sampler=IslandSampler(seed=0))
+
+    def compute(trial: Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        if trial.number == 3:
+            raise ValueError("failed")
+        return x + trial.suggest_float("y", 0.0, 1.0)
+
+    study.optimize(compute, n_trials=8, catch=(ValueError,))
+    assert isinstance(study.sampler, IslandSampler)
+    (group,) = study.sampler._groups.values()
+    assert list(group._distributions) == ["x", "y"]
+
+
 def test_score_is_maximized_and_several_objectives_form_a_front() -> None:
     study = optuna.create_study(direction="maximize", sampler=IslandSampler(seed=0))
     study.optimize(lambda trial: -_compute_loss(trial), n_trials=40)
