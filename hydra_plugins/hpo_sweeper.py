@@ -164,7 +164,7 @@ class HpoSweeper(Sweeper):
         """Return what is wrong without anything to search, and what could be searched."""
         from hpo.cli.hydra_proposal import HydraConfig
 
-        given = {each.partition("=")[0] for each in fixed}
+        given = {each.partition("=")[0].lstrip("+~") for each in fixed}
 
         def is_valid(override: str) -> bool:
             if override.partition("=")[0] in given:

@@ -14,6 +14,8 @@ from hpo.cli.proposal import choose_options, make_parameter_code
 from hpo.cli.script_options import ScriptOption
 from hpo.space.parameters import Float, Int, Parameter, parse_parameter
 
+_MOST_OTHERS = 16  # Hydra needs 50 ms for each.
+
 
 class HydraConfig:
     """The configuration of an application, which Hydra composes anew for each choice of a group.
@@ -37,7 +39,7 @@ class HydraConfig:
         """
         options = self._list_options()
         chosen = choose_options(options)
-        others = [option for option in options if option not in chosen]
+        others = [option for option in options if option not in chosen][:_MOST_OTHERS]
         both = (filter(None, map(_format_override, each)) for each in (chosen, others))
         proposed, more = ([shlex.quote(one) for one in each if is_valid(one)] for each in both)
         return proposed, more
@@ -91,8 +93,8 @@ def _list_leaves(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str,
     for name, value in content.items():
         if isinstance(value, dict):
             yield from _list_leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, (bool, int, float)):
-            yield f"{prefix}{name}", value
+        elif isinstance(value, (bool, int, float)) and not str(name).startswith("_"):
+            yield f"{prefix}{name}", value  # `_partial_` and others are of hydra.utils.instantiate
 
 
 def _format_override(option: ScriptOption) -> str:

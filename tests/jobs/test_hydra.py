@@ -236,7 +236,7 @@ def test_sweep_of_nothing_proposes_what_to_search() -> None:
         "optimizer": Categorical("adam", "sgd"),
         "optimizer_layers": Int(1, 8, log=True),
     }
-    _, proposed, *_ = _propose(_APP, "optimizer=sgd")
+    _, proposed, *_ = _propose(_APP, "optimizer=sgd", "++epochs=3")
     assert shlex.split(proposed) == ["lr=tag(log,interval(0.01,1.0))"]
 
 
@@ -245,7 +245,7 @@ def test_proposed_overrides_exist_with_each_choice(tmp_path: Path) -> None:
     """Only one optimizer has a momentum, only one model a group, and some cannot be composed."""
     files = {
         "config": "defaults: [optimizer: sgd, model: mlp, logger: null, _self_]\n"
-        "it's: 0.1\nclip: .inf\nsteps: 30000000000000000\ntrainer: {seed: 5}",
+        "it's: 0.1\nclip: .inf\nsteps: 30000000000000000\ntrainer: {seed: 5, _partial_: true}",
         "optimizer/sgd": "# @package _global_\nlr: 0.1\nmomentum: 0.9",
         "optimizer/adam": "# @package _global_\nlr: 0.1",
         "optimizer/broken": "lr: [1",
