@@ -18,7 +18,7 @@ _MOST_OTHERS = 16  # Hydra needs 50 ms for each.
 
 
 class HydraConfig:
-    """The configuration of an application, which Hydra composes anew for each choice of a group.
+    """The configuration of an application, which Hydra composes for each choice of a group.
 
     Args:
         loader: Hydra's loader.

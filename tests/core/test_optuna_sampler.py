@@ -82,7 +82,7 @@ def test_sampler_learns_floats_of_another_one_at_once() -> None:
     assert sum(losses[40:]) / 10 < 0.5 * sum(losses[:40]) / 40
 
 
-def test_trial_that_fails_between_two_suggestions_leaves_the_group() -> None:
+def test_failure_between_two_suggestions_keeps_the_group() -> None:
     study = optuna.create_study(sampler=IslandSampler(seed=0))
 
     def compute(trial: Trial) -> float:
