@@ -361,9 +361,9 @@ def draw_curves(results: Mapping[str, Sequence[Ends]], hours: float, path: Path)
         thick = 2.5 if label.startswith("default") else 1.2
         axis.fill_between(grid, low, high, alpha=0.12)
         axis.plot(grid, middle, label=label, linewidth=thick)
-    axis.set(xlabel="hours", ylabel="lowest val_bpb", xlim=(0, hours), ylim=(0.97, 0.995))
+    axis.set(xlabel="hours", ylabel="lowest val_bpb", xlim=(0, hours), ylim=(0.97, 0.998))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="upper right", ncols=3)
     figure.savefig(path, dpi=110)
 
 
