@@ -22,7 +22,7 @@ import numpy.typing as npt
 import optuna
 
 from benchmarks import functions, problems, tables
-from benchmarks.priors import IslandsWithPriors, add_priors
+from benchmarks.priors import IslandsWithFirst, add_priors
 from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
 from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
@@ -100,7 +100,7 @@ def _make_islands_with_prior(problem: ForbiddenRegion, seed: int) -> Searcher:
     """Return islands with priors of high confidence whose individual fails."""
     draws = problem.space.iterate_draws(random.Random(f"prior/{seed}"))
     prior = next(params for params in draws if problem.fails(params))
-    return IslandsWithPriors(add_priors(problem.space, prior, "high"), seed, prior)
+    return IslandsWithFirst(add_priors(problem.space, prior, "high"), seed, prior)
 
 
 def _make_study(name: str, problem: ForbiddenRegion, seed: int) -> Searcher:

@@ -26,11 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 
-from benchmarks.priors import add_priors
+from benchmarks.priors import IslandsWithFirst, add_priors
 from benchmarks.searchers import OptunaStudy, make_optuna_sampler
-from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import Categorical, Float, Int, Ordinal, Parameter, SearchSpace
-from tests.support.simulation import SimulatedIslands
 
 Vector = npt.NDArray[np.float64]
 Params = Mapping[str, Any]
@@ -269,25 +267,15 @@ class _Study(OptunaStudy):
         super().tell(worker, _PENALTY if is_hidden else loss, *others)
 
 
-class _Islands(SimulatedIslands):
-    """The default search, which begins with the defaults of nanochat (`--enqueue`)."""
-
-    def __init__(self, space: SearchSpace, seed: int, workers: int) -> None:
-        super().__init__(space, DEFAULT_PROPAGATORS, 2 if workers > 1 else 1, seed, workers)
-        self._is_first = True
-
-    def ask(self, worker: int) -> dict[str, Any]:
-        """Breed an individual; the first has the defaults."""
-        if self._is_first:
-            self._is_first = False
-            return self.start(worker, DEFAULTS)
-        return super().ask(worker)
+def _make_islands(space: SearchSpace, seed: int, workers: int) -> Searcher:
+    """Return the default search, which begins with the defaults of nanochat (`--enqueue`)."""
+    return IslandsWithFirst(space, seed, DEFAULTS, 2 if workers > 1 else 1, workers)
 
 
 METHODS: dict[str, Callable[[int, int], Searcher]] = {
-    "default": partial(_Islands, SPACE),
-    "default, Ordinal": partial(_Islands, ORDINAL_SPACE),
-    "default, priors": partial(_Islands, add_priors(ORDINAL_SPACE, DEFAULTS, "medium")),
+    "default": partial(_make_islands, SPACE),
+    "default, Ordinal": partial(_make_islands, ORDINAL_SPACE),
+    "default, priors": partial(_make_islands, add_priors(ORDINAL_SPACE, DEFAULTS, "medium")),
     "TPE": partial(_Study, "TPE", False),
     "TPE, failed trials": partial(_Study, "TPE", True),
     "CMA-ES": partial(_Study, "CMA-ES", False),

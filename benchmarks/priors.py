@@ -61,15 +61,22 @@ def _draw_prior(problem: problems.Problem, kind: str, seed: str) -> dict[str, An
     return rng.choice(drawn[:_BEST] if kind == "good" else drawn[-_WORST:])
 
 
-class IslandsWithPriors(SimulatedIslands):
-    """Islands that evaluate the individual of the priors first."""
+class IslandsWithFirst(SimulatedIslands):
+    """Islands that evaluate a given individual first, such as that of the priors."""
 
-    def __init__(self, space: SearchSpace, seed: int, first: dict[str, Any] | None) -> None:
-        super().__init__(space, DEFAULT_PROPAGATORS, 2, seed)
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        first: dict[str, Any] | None,
+        islands: int = 2,
+        workers: int = WORKERS,
+    ) -> None:
+        super().__init__(space, DEFAULT_PROPAGATORS, islands, seed, workers)
         self._first = first
 
     def ask(self, worker: int) -> dict[str, Any]:
-        """Return the individual of the priors once, and then bred individuals."""
+        """Return the given individual once, and then bred individuals."""
         if self._first is None:
             return super().ask(worker)
         first, self._first = self._first, None
@@ -84,9 +91,7 @@ def _measure(
     problem = problems.load(family, name)
     first = None if kind == "none" else _draw_prior(problem, kind, f"{name}/{seed}")
     space = problem.space if first is None else add_priors(problem.space, first, confidence)
-    regrets = simulate(
-        IslandsWithPriors(space, seed, first), problem.evaluate, evaluations, WORKERS
-    )
+    regrets = simulate(IslandsWithFirst(space, seed, first), problem.evaluate, evaluations, WORKERS)
     return np.minimum.accumulate(regrets)
 
 

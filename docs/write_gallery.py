@@ -9,7 +9,6 @@ written there. A search that fails ends the build with its output.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hpo
+from tests.support import docs
 
 DOCS = Path(__file__).parent
 GALLERY = DOCS / "gallery"
@@ -43,7 +43,7 @@ EXAMPLES = (
         "ddp",
         "DDP from scratch",
         "An objective with a training loop of its own, in DistributedDataParallel, on two ranks.",
-        "../README.md",
+        "training/own-model.md",
         "my_search.py",
         "mpirun -n 4 hpo search my_search.py --set epochs=3 --evaluations 16 --run-dir runs/ddp",
         "history",
@@ -138,10 +138,9 @@ def make_page(example: Example) -> str:
         output = run_command(example.command, folder).replace(f"{folder}/", "")
         figure = hpo.load_run(Path(folder, "runs", example.name)).figures[example.figure]
     drawn = figure.to_html(full_html=False, include_plotlyjs=PLOTLY)
-    guide = "training/own-model.md" if example.page == "../README.md" else example.page
     return f"""# {example.title}
 
-{example.shows} See also: [the page about it](../{guide}).
+{example.shows} See also: [the page about it](../{example.page}).
 
 `{example.script}`:
 
@@ -162,12 +161,10 @@ def make_page(example: Example) -> str:
 
 
 def read_listing(example: Example) -> str:
-    """Return the first Python listing of a page after the name of the script."""
-    text = (DOCS / example.page).read_text("utf-8")
-    pattern = rf"`{example.script}`.*?^```python\n(.*?)^```"
-    found = re.search(pattern, text, re.DOTALL | re.MULTILINE)
-    assert found, f"{example.page} has no listing of {example.script}"
-    return found[1]
+    """Return the listing of a page that users should save as the script."""
+    if example.page == "training/own-model.md":  # It includes the listing of the README.
+        return docs.blocks("README.md", "python")[0]
+    return docs.example(f"docs/{example.page}", example.script)
 
 
 def run_command(command: str, folder: str) -> str:

@@ -62,7 +62,7 @@ class EvaluationLocks:
             self._unlock(1 + trial)
 
     def abandon(self, trials: Iterable[int]) -> None:
-        """Release trials without a result, which is no crash of the process."""
+        """Release trials without a result: that is not a crash of the process."""
         self._abandoned.update(trials)
         self.release(trials)
 

@@ -291,7 +291,7 @@ def test_trial_of_searches_that_were_abandoned_does_not_fail(tmp_path: Path) -> 
     assert {each.crash_count for each in _read(tmp_path / "run")} == {0}
 
 
-def test_process_that_is_forked_while_a_thread_locks_does_not_hang(search: hpo.Search) -> None:
+def test_process_forked_while_a_thread_locks_does_not_hang(search: hpo.Search) -> None:
     has_locked, may_end = threading.Event(), threading.Event()
 
     def lock() -> None:
@@ -459,7 +459,7 @@ def test_missing_objective_leaves_the_trial_running(tmp_path: Path) -> None:
     assert evaluations[1].failure == "the objective size is nan"
 
 
-def test_copy_of_a_trial_is_the_trial_and_that_of_another_run_is_not(
+def test_copy_of_a_trial_equals_it_and_that_of_other_runs_not(
     search: hpo.Search, tmp_path: Path
 ) -> None:
     trial = _ask(search)
