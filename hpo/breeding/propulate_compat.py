@@ -103,6 +103,8 @@ class Exchange:
         self._comm = leaders.split(self._island, leaders.rank)
         self._generations: Counter[int] = Counter()  # By worker of the island.
         sizes = [layout.count_island_workers(island) for island in range(layout.islands)]
+        if layout.islands == 1:  # Propulate's Migrator raises an error if there is nowhere to go.
+            migration_probability = 0.0
         options: dict[str, Any] = {}
         if is_multi_objective:
             options["emigration_propagator"] = lambda count: partial(select_emigrants, count, rng)

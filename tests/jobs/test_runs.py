@@ -234,9 +234,10 @@ def test_run_with_reached_target_stops_on_all_ranks(mpi: Mpi, tmp_path: Path) ->
             40,
             {0: {0}, 1: {1}},
         ),
+        (1, ["--migration", "--migration-probability", 1, "--evaluations", 3], 3, {0: {0}}),
         (3, ["--propagators", "ga,tpe,random", "--evaluations", 40], 40, {0: {0}, 1: {1}, 2: {2}}),
     ],
-    ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator"],
+    ids=["workers-of-3", "3-ranks", "islands-of-1", "one-island", "island-for-each-propagator"],
 )
 def test_run_with_any_layout_spends_exactly_its_budget(
     mpi: Mpi,
