@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mpi4py import MPI
-
 from hpo.errors import DuplicateError
 from hpo.process import clock
 from hpo.ranks.communicator import SleepingComm, sleep_briefly, sleep_until
@@ -121,28 +119,14 @@ class RpcServer:
 
     def _answer_next(self) -> bool:
         """Answer the next pending call; return false if there is none."""
-        status = MPI.Status()
-        message = self._comm.improbe(tag=_CALL_TAG, status=status)
-        if message is None:
+        received = self._comm.receive_pending(_CALL_TAG)
+        if received is None:
             return False
-        request = message.irecv()
-        tag, name, arguments, options = self._receive_call(request)
+        (tag, name, arguments, options), source = received
         try:
             answer = False, self._answer(name, *arguments, **options)
         except DuplicateError:
             answer = True, None
         if tag != _CALL_TAG:
-            self._comm.send(answer, dest=status.Get_source(), tag=tag)
+            self._comm.send(answer, dest=source, tag=tag)
         return True
-
-    def _receive_call(self, request: MPI.Request) -> Any:
-        """Wait for the content of a call: a long message may first need a connection."""
-        found: list[Any] = []
-
-        def is_here() -> bool:
-            is_done, content = request.test()
-            found.extend([content] if is_done else [])
-            return bool(is_done)
-
-        sleep_until(is_here)
-        return found[0]
