@@ -2,6 +2,7 @@
 # make test         all tests; sets up what it needs
 # make test-fast    those that launch no MPI jobs and take no seconds each; a minute on two cores
 # make test-stress  make test five times in random order, on busy cores; prints which tests failed how often
+# make simulate     the lives of a thousand simulated runs, with kills, lost hosts and power cuts; replays failures
 # make test-fake-gpu  those on GPUs that pretend, which are a part of make test
 # make test-gpu     searches on the GPUs of this host: ten minutes on one, forty on several; prints a table for a report
 # make test-install packages are built and installed elsewhere; then make test-fast on the oldest Python, with pip
@@ -31,7 +32,7 @@ pip := -m pip install --quiet --disable-pip-version-check
 # Images of Python set it: each process of each job would compile each module anew, and import torch in twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: search test test-fast test-stress test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
+.PHONY: search test test-fast test-stress simulate test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
 
 search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -44,6 +45,9 @@ test-fast: setup
 
 test-stress: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.stress
+
+simulate: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m tests.simulator $(LIVES)
 
 test-fake-gpu: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/jobs/test_fake_gpu.py
