@@ -39,6 +39,8 @@ _SECONDS_PER_CTRL_C = 1.0  # mpirun and the terminal may both deliver one Ctrl-C
 _SECONDS_TO_STOP = 20.0
 _SECONDS_TO_SUMMARIZE = 2.5
 _MIN_SILENCE = 15.0
+# Until the options are known: the default of --collective-timeout.
+_PATIENCE_AT_START = 600.0
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_BETWEEN_PINGS = 1.0
 _PING_KIND = "alive"
@@ -363,13 +365,13 @@ class RankWatch:
                 self._abort_now(late, status)
             if seconds > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
                 self._abort_now(f"stopped ({stop.reason})", status)
-        patience = self._peers.patience if self._peers else math.inf
+        patience = self._peers.patience if self._peers else _PATIENCE_AT_START
         silence = self.control_channel.measure_silence()
         if silence > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
+            option = " (--collective-timeout)" if self._peers else ""
             self.abort_job(
                 f"error: nothing has come from {self.control_channel.previous_name} for "
-                f"{silence:.0f} s (--collective-timeout): its host may be down, or the process is "
-                "stopped"
+                f"{silence:.0f} s{option}: its host may be down, or the process is stopped"
             )
 
     # Called by both threads
