@@ -139,10 +139,8 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
     comm = get_world()
     with RankWatch(comm) as watch:
         job = Job(comm, watch)
-        make_writer = (
-            partial(_make_writer, folder, leaders * comm.size * each) if job.is_first else None
-        )
-        with connect_writer(job, make_writer) as (calls, _):
+        make = partial(make_writer, folder, leaders * comm.size * each) if job.is_first else None
+        with connect_writer(job, make) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
             threads = [threading.Thread(target=leader.run) for leader in several]
@@ -167,7 +165,8 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
             _print_result(*found, used, work)
 
 
-def _make_writer(folder: Path, budget: int) -> Any:
+def make_writer(folder: Path, budget: int) -> Any:
+    """Return the writer of a new study in a folder, with this budget."""
     from hpo.store.cached_storage import CachedStorage
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.output_log import OutputLog

@@ -46,8 +46,15 @@ class CachedStorage(BaseStorage):
         self._retry = retry
         self._trials: list[FrozenTrial] = list(storage.get_all_trials(study_id, deepcopy=False))
         self._numbers = {trial._trial_id: trial.number for trial in self._trials}
+        self._changed_sets: list[set[int]] = []
         self._pending_values: list[tuple[int, int, float]] = []
         self._group_commit: GroupCommit | None = None
+
+    def note_changes(self) -> set[int]:
+        """Return a set to which the numbers of all changed trials are added from now on."""
+        changed: set[int] = set()
+        self._changed_sets.append(changed)
+        return changed
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
@@ -138,6 +145,8 @@ class CachedStorage(BaseStorage):
         for name, value in fields.items():
             setattr(trial, name, value)
         self._trials[number] = trial
+        for changed in self._changed_sets:
+            changed.add(number)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return the cached trial. The caller must not change it."""

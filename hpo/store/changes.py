@@ -18,10 +18,16 @@ class ChangeLog:
 
     Args:
         read_trials: Returns all trials of the study, ordered by number.
+        noted: The numbers of the trials that have changed, to which the storage adds, and which an
+            update clears. Then an update takes no longer if more trials are running. None if the
+            storage notes no changes.
     """
 
-    def __init__(self, read_trials: Callable[[], Sequence[FrozenTrial]]) -> None:
+    def __init__(
+        self, read_trials: Callable[[], Sequence[FrozenTrial]], noted: set[int] | None = None
+    ) -> None:
         self._read_trials = read_trials
+        self._noted = noted
         self._evaluations: list[Evaluation] = []
         self._unfinished: dict[int, FrozenTrial] = {}  # As they were read last.
         # Their trials have new losses or attributes. They are converted when they are read, because
@@ -36,9 +42,7 @@ class ChangeLog:
         new = range(len(self._evaluations), len(trials))
         retried = (find_retried_trial(trials[number]) for number in new)
         repeated = {number for number in retried if number is not None}
-        changed = [
-            number for number, seen in self._unfinished.items() if trials[number] is not seen
-        ]
+        changed = self._find_changed(trials)
         moved = [
             number for number in changed if trials[number].state != self._unfinished[number].state
         ]
@@ -49,6 +53,14 @@ class ChangeLog:
             self._log(make_evaluation(trials[number], number in repeated))
             if trials[number].state.is_finished():
                 self._unfinished.pop(number, None)
+
+    def _find_changed(self, trials: Sequence[FrozenTrial]) -> list[int]:
+        """Return the numbers of the trials that had not ended and have changed, in their order."""
+        unfinished = self._unfinished
+        candidates = sorted(unfinished if self._noted is None else self._noted & unfinished.keys())
+        if self._noted is not None:
+            self._noted.clear()
+        return [number for number in candidates if trials[number] is not unfinished[number]]
 
     def _log(self, evaluation: Evaluation) -> None:
         number = evaluation.trial

@@ -19,6 +19,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
+from hpo.store.cached_storage import CachedStorage
 from hpo.store.changes import ChangeLog, Follower
 from hpo.store.crash_isolation import MAX_CRASHES, has_progressed
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
@@ -63,7 +64,8 @@ class Record:
         self._initially_finished = {
             trial.number for trial in self.read_trials() if trial.state.is_finished()
         }
-        self._log = ChangeLog(self.read_trials)
+        noted = self._storage.note_changes() if isinstance(self._storage, CachedStorage) else None
+        self._log = ChangeLog(self.read_trials, noted)
 
     @classmethod
     def create(

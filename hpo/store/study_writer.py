@@ -63,7 +63,9 @@ class Claims:
         self._changes = record.follow()
         self._tried_params: set[frozenset[tuple[str, Any]]] = set()
         self._ended: set[int] = set()  # Trials that count against the budget.
-        self._unfinished: dict[int, Evaluation] = {}
+        self._waiting: dict[int, Evaluation] = {}
+        self._running: dict[int, Evaluation] = {}
+        self._tests: set[int] = set()  # Running trials that only test a worker.
 
     def claim(
         self, params: Mapping[str, Any] | None, inherits: int | None = None, **attributes: Any
@@ -90,16 +92,15 @@ class Claims:
         if self._is_stopping():
             return None
         self._update()
-        unfinished = self._unfinished.values()
-        waiting = [evaluation for evaluation in unfinished if evaluation.state == "waiting"]
-        running = [evaluation for evaluation in unfinished if evaluation.state == "running"]
-        started = len(self._ended) + sum(evaluation.tests is None for evaluation in running)
+        waiting = list(self._waiting.values())
+        started = len(self._ended) + len(self._running) - len(self._tests)
         is_last = params is None or started + len(waiting) >= self._budget
         paused: list[Evaluation] = []
         if self._successive_halving is not None:
             self._successive_halving.update(self._record.read_evaluations())
             paused = self._successive_halving.find_promotable()
         if waiting and started < self._budget:
+            running = self._running.values()
             trial = select_next_waiting(waiting, running, is_last and not paused)
             if trial is not None:
                 return self._record.start_waiting(trial, attributes)
@@ -115,12 +116,19 @@ class Claims:
 
     def _update(self) -> None:
         for evaluation in self._changes.read():
-            self._unfinished.pop(evaluation.trial, None)
-            self._ended.discard(evaluation.trial)
-            if evaluation.state in ("running", "waiting"):
-                self._unfinished[evaluation.trial] = evaluation
+            trial = evaluation.trial
+            self._waiting.pop(trial, None)
+            self._running.pop(trial, None)
+            self._tests.discard(trial)
+            self._ended.discard(trial)
+            if evaluation.state == "waiting":
+                self._waiting[trial] = evaluation
+            elif evaluation.state == "running":
+                self._running[trial] = evaluation
+                if evaluation.tests is not None:
+                    self._tests.add(trial)
             elif evaluation.counts_for_budget:
-                self._ended.add(evaluation.trial)
+                self._ended.add(trial)
             if evaluation.tests is None:
                 self._tried_params.add(frozenset(evaluation.params.items()))
 

@@ -119,14 +119,18 @@ class WorkerHealth:
             else:
                 ends.add_success(self._end_count)
 
+    def is_healthy(self, worker: int) -> bool:
+        """Return whether a worker is in the run, and its latest evaluation has not failed."""
+        return worker not in self._left and not self._workers[worker].length
+
     def judge(self, worker: int, running: Collection[int]) -> Condition:
         """Return the condition of a worker; `running` evaluate an individual now, or soon."""
         own = self._workers[worker]
-        others = self._list_others(worker)
         if worker in self._left:
             return Condition.LEFT
-        if not own.length:
+        if self.is_healthy(worker):
             return Condition.HEALTHY
+        others = self._list_others(worker)
         is_device_error = self._has_device_error(worker)
         is_waiting = any(other in running for other in others)
         # If no other worker has succeeded since the streak began, all may fail for the same reason.
@@ -174,7 +178,7 @@ class WorkerHealth:
 
     def list_without_failures(self) -> set[int]:
         """Return the workers in the run whose latest evaluation has not failed."""
-        return {worker for worker in self.list_in_run() if not self._workers[worker].length}
+        return {worker for worker in range(len(self._workers)) if self.is_healthy(worker)}
 
     def _list_ends(self, worker: int) -> tuple[_Ends, _Ends]:
         return self._workers[worker], self._ends_of_hosts[self._hosts[worker]]
@@ -310,6 +314,8 @@ class HealthGate:
                 self._health.add_end(evaluation)
 
     def _judge(self, worker: int) -> Condition:
+        if self._health.is_healthy(worker):  # With thousands of workers, the rest takes long.
+            return Condition.HEALTHY
         # A worker without failures will claim soon, if it is not busy already.
         claiming = self._health.list_without_failures() - self._idle_workers
         return self._health.judge(worker, claiming.union(self._busy_workers.values()))
