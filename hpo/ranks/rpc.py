@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpo.errors import DuplicateError
 from hpo.process import clock
@@ -18,7 +18,7 @@ _MAX_TAGS = 32767  # the minimum that MPI guarantees
 # Seconds between two checks for calls. Each check takes Python's global interpreter lock from the
 # main thread.
 _MAX_SLEEP = 1e-2
-_MAX_BATCH_CALLS = 64  # number of calls between two calls of `settle`
+_MAX_BATCH_CALLS = 64  # number of calls that are answered together
 
 
 class RpcClient:
@@ -54,14 +54,25 @@ class RpcClient:
         return tag
 
 
+class _Call(NamedTuple):
+    """A call of a function by a rank."""
+
+    source: int
+    tag: int
+    """Tag of the answer; `_CALL_TAG` if the caller does not wait for one."""
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
 class RpcServer:
     """Answers the calls of all ranks inside `with`, in a separate thread of the first rank.
 
     Args:
         comm: Communicator that is used for calls alone.
         answer: Called as `answer(name, *arguments, **options)` for each call.
-        settle: Completes the work of answered calls, such as a commit. Called after each batch of
-            at most 64 calls, and repeatedly while no call is pending.
+        settle: Completes the work of a batch of calls, such as a commit. Called before their
+            answers are sent, and repeatedly while no call is pending.
         working: Context manager in which the thread answers calls.
         on_error: Called with the error if calls can no longer be answered.
     """
@@ -106,27 +117,33 @@ class RpcServer:
         last_call_at = clock.now()
         while True:
             is_last = self._closed.is_set()
-            count = 0
-            while count < _MAX_BATCH_CALLS and self._answer_next():
-                count += 1
+            calls = self._receive_calls()
+            answers = [(call, self._compute_answer(call)) for call in calls]
             self._settle()
-            if count:
+            for call, answer in answers:
+                if call.tag != _CALL_TAG:
+                    self._comm.send(answer, dest=call.source, tag=call.tag)
+            if calls:
                 last_call_at = clock.now()
             elif is_last:
                 return
             else:
                 sleep_briefly(clock.now() - last_call_at, _MAX_SLEEP)
 
-    def _answer_next(self) -> bool:
-        """Answer the next pending call; return false if there is none."""
-        received = self._comm.receive_pending(_CALL_TAG)
-        if received is None:
-            return False
-        (tag, name, arguments, options), source = received
+    def _receive_calls(self) -> list[_Call]:
+        """Return the pending calls, at most a batch."""
+        calls: list[_Call] = []
+        while len(calls) < _MAX_BATCH_CALLS:
+            received = self._comm.receive_pending(_CALL_TAG)
+            if received is None:
+                break
+            content, source = received
+            calls.append(_Call(source, *content))
+        return calls
+
+    def _compute_answer(self, call: _Call) -> tuple[bool, Any]:
+        """Return whether a call has raised DuplicateError, and its result."""
         try:
-            answer = False, self._answer(name, *arguments, **options)
+            return False, self._answer(call.name, *call.arguments, **call.options)
         except DuplicateError:
-            answer = True, None
-        if tag != _CALL_TAG:
-            self._comm.send(answer, dest=source, tag=tag)
-        return True
+            return True, None

@@ -144,9 +144,9 @@ class StudyWriter(Record):
     """Write the record of a run, and answer the calls of leaders, in one thread.
 
     Leaders call the methods of this class through `hpo.store.study_client.StudyClient`. Calls are
-    answered at once. A change is durable when it is on disk. Without a `CachedStorage`, each change
-    is durable at once. With it, changes become durable at the next commit: in `commit`, in
-    `commit_if_due`, or when an evaluation starts. `take_committed` returns only durable changes.
+    answered at once, except claims, whose answers wait for a commit. A change is durable when it is
+    on disk. Without a `CachedStorage`, each change is durable at once. With it, changes become
+    durable at the next commit. `take_committed` returns only durable changes.
 
     Args:
         storage: A `CachedStorage` collects changes for the next commit.
@@ -188,6 +188,7 @@ class StudyWriter(Record):
         self._committed: deque[Evaluation] = deque()
         self._pickled_changes: list[bytes] = []
         self._next_commit_at = 0.0
+        self._has_claims = False  # Whether a trial has started since the last commit.
         self._known_warnings: set[str] = set()
         self._has_changed = True
         self.commit()
@@ -211,12 +212,17 @@ class StudyWriter(Record):
         return result
 
     def commit_if_due(self) -> None:
-        """Commit all changes, unless the previous commit was only a moment ago."""
-        if clock.now() >= self._next_commit_at:
+        """Commit all changes if a trial has started, or the last commit was not a moment ago.
+
+        Call it before the answers of claims are sent. If an evaluation crashes the job, the record
+        must show that it was running.
+        """
+        if self._has_claims or clock.now() >= self._next_commit_at:
             self.commit()
 
     def commit(self) -> None:
         """Make all changes durable (on disk)."""
+        self._has_claims = False
         began = clock.now()
         if self._cached_storage and self._cached_storage.commit():
             now = clock.now()
@@ -242,18 +248,16 @@ class StudyWriter(Record):
     # Leaders call the methods below, and those of the record.
 
     def claim(self, params: Mapping[str, Any] | None, **attributes: Any) -> Claim:
-        """Start an evaluation, see `Claims.claim`, and commit its start at once.
+        """Start an evaluation, see `Claims.claim`; `commit_if_due` then commits its start.
 
-        If the evaluation crashes the job, the record must show that it was running. A new
-        individual may start from another individual's checkpoint.
+        A new individual may start from another individual's checkpoint.
         """
         parent = None
         if self.inheritance is not None and params is not None:
             parent = self.inheritance.find_parent(params, attributes["island"])
         claim = partial(self.claims.claim, params, parent, **attributes)
         claimed = self.health_gate.claim(claim, attributes) if self.health_gate else claim()
-        if isinstance(claimed, Assignment):
-            self.commit()
+        self._has_claims |= isinstance(claimed, Assignment)
         return claimed
 
     def end_test(self, assignment: Assignment, failure: str, seconds: float) -> None:

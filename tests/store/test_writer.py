@@ -216,6 +216,22 @@ def test_commit_with_many_leaders_flushes_once(
         assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
+def test_claims_of_a_batch_are_flushed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WriterRun(tmp_path)
+    with run.writer.batch_writes(), count_flushes(monkeypatch) as flushed:
+        for number in range(12):
+            run.writer.answer("claim", make_params(number), **ISLAND_FIELDS)
+        assert flushed == []
+        assert run.load_with_optuna().trials == []
+        run.writer.commit_if_due()
+        assert len(flushed) == 1
+        assert len(run.load_with_optuna().trials) == 12
+        run.writer.commit_if_due()
+        assert len(flushed) == 1
+
+
 def test_direct_connection_makes_change_durable_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,10 @@ class DelayedClient(StudyClient):
 
     def _send_call(self, name: str, *arguments: Any, **options: Any) -> Any:
         self.deliver()
-        return self._writer.answer(name, *arguments, **options)
+        result = self._writer.answer(name, *arguments, **options)
+        if name == "claim":  # As before each answer, but other changes wait for the next commit.
+            self._writer.commit_if_due()
+        return result
 
     def deliver(self) -> None:
         """Deliver all queued notifications to the writer."""
