@@ -171,6 +171,7 @@ class SimulatedJob:
         self._is_over = True
 
     def _arm_disk(self) -> None:
+        self._replaced.kills_at_checkpoints = self._rng.random() < 0.3
         self._replaced.events_to_kill = self._rng.randint(1, 12)
 
     def _break_disk(self) -> None:

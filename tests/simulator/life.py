@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpo.errors import ExitStatus
+from hpo.errors import ExitStatus, RunError
 from hpo.space import Float, Int, SearchSpace
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import Evaluation, find_root
@@ -42,7 +42,6 @@ _ENDS = (
     "disk",
 )
 _DISTURBANCES = ("suspend rank", "suspend job", "second job")
-_MEAN_SECONDS = 4.0  # of an evaluation
 # Beginnings of failures that an objective without a fault can have.
 _OTHER_FAILURES = ("timeout: ", "the job crashed ")
 
@@ -80,6 +79,7 @@ class Life:
         self._begun: set[int] = set()
         self._rng = random.Random(f"life {seed}")
         self._fault_share = self._rng.choice([0.0, 0.0, 0.1, 0.3, 0.7])
+        self._mean_seconds = self._rng.choice([1.0, 4.0, 4.0, 30.0])  # of an evaluation
         self._options = self._choose_options()
         self._space = self._rng.choice(_SPACES)
 
@@ -153,7 +153,7 @@ class Life:
         )
 
     def _choose_behavior(self, root: int) -> Behavior:
-        return choose_behavior(f"{self.seed}/{root}", self._fault_share, _MEAN_SECONDS)
+        return choose_behavior(f"{self.seed}/{root}", self._fault_share, self._mean_seconds)
 
     def _list_files(self) -> list[tuple[Path, os.stat_result]]:
         paths = [*self._run_dir.glob("*.json"), *self._run_dir.glob("checkpoints/*.safetensors")]
@@ -194,6 +194,8 @@ class Life:
             return Record(self._journal, "run").read_evaluations()
         except KeyError:  # The session was killed before it created the study.
             return []
+        except RunError as error:
+            raise ViolationError(str(error)) from error
 
     def _check_record(self, evaluations: Sequence[Evaluation]) -> None:
         for trial in self._printed:

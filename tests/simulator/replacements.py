@@ -40,6 +40,7 @@ class Replacements:
 
     Attributes:
         events_to_kill: The number of changes of the disk until the job is killed; 0 for never.
+        kills_at_checkpoints: Whether only changes of checkpoints count.
         failing_until: The virtual time until which flushes of files fail.
         synced: The size of each file at its last flush, by inode.
         warnings: What the watch has printed.
@@ -58,6 +59,7 @@ class Replacements:
         self._run_dir = run_dir
         self._kill_job = kill_job
         self.events_to_kill = 0
+        self.kills_at_checkpoints = False
         self._scheduler = scheduler
         self._start = start
         self._clocks: dict[Process, clock.Clock] = {}
@@ -135,19 +137,20 @@ class Replacements:
 
     def _observe_disk(self, change: Callable[..., None]) -> Callable[..., None]:
         def observed(path: Any, *arguments: Any, **options: Any) -> None:
-            is_of_run = Path(path).is_relative_to(self._run_dir)
-            if is_of_run:
-                self._pass_disk_event()
-            change(path, *arguments, **options)
-            if is_of_run:
-                self._pass_disk_event()
+            if Path(path).is_relative_to(self._run_dir):
+                is_checkpoint = "checkpoints" in Path(path).parts
+                self._pass_disk_event(is_checkpoint)
+                change(path, *arguments, **options)
+                self._pass_disk_event(is_checkpoint)
+            else:
+                change(path, *arguments, **options)
 
         return observed
 
-    def _pass_disk_event(self) -> None:
+    def _pass_disk_event(self, is_checkpoint: bool = False) -> None:
         """Perhaps let other tasks run, or end the job, before or after a change of the disk."""
         self._scheduler.preempt()
-        if self.events_to_kill > 0:
+        if self.events_to_kill > 0 and (is_checkpoint or not self.kills_at_checkpoints):
             self.events_to_kill -= 1
             if self.events_to_kill == 0:
                 self._kill_job()
