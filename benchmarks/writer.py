@@ -2,7 +2,7 @@
 
     python -m benchmarks.writer
 
-There are no MPI processes: the calls that a leader sends for an evaluation are made directly. Each
+The calls that a leader sends for an evaluation are made directly, without MPI. Each leader
 claims a trial, reports ten losses, ends the trial, and reads the changes since the last claim of
 the same worker.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import resource
 import tempfile
 import time
 from collections import deque
@@ -23,8 +22,8 @@ from benchmarks.scale import SPACE, make_writer
 from benchmarks.utilization import LOSSES
 
 
-def measure(workers: int, evaluations: int) -> tuple[float, float]:
-    """Return the milliseconds of CPU time and the bytes of memory per evaluation.
+def measure(workers: int, evaluations: int) -> float:
+    """Return the milliseconds of CPU time per evaluation.
 
     `workers` evaluations run at any time. Starting the first ones is not measured.
     """
@@ -37,7 +36,6 @@ def measure(workers: int, evaluations: int) -> tuple[float, float]:
             for worker in range(workers):
                 running.append((worker, _claim(writer, rng, worker)))
             known = [0] * workers
-            memory = _read_memory()
             began = time.process_time()
             for _ in range(evaluations):
                 worker, assignment = running.popleft()
@@ -46,8 +44,7 @@ def measure(workers: int, evaluations: int) -> tuple[float, float]:
                 running.append((worker, _claim(writer, rng, worker)))
                 writer.commit_if_due()
             used = time.process_time() - began
-            memory = _read_memory() - memory
-    return 1000 * used / evaluations, memory / evaluations
+    return 1000 * used / evaluations
 
 
 def _make_gate(writer: Any, workers: int) -> Any:
@@ -70,10 +67,6 @@ def _evaluate(writer: Any, assignment: Any, rng: random.Random) -> None:
     writer.answer("complete", assignment, rng.random(), 60.0, {"accuracy": 0.5})
 
 
-def _read_memory() -> float:
-    return float(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def main() -> None:
     """Measure the writer with several numbers of workers."""
     parser = argparse.ArgumentParser(
@@ -83,12 +76,8 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=1000, help="evaluations to measure")
     chosen = parser.parse_args()
     for workers in chosen.workers:
-        milliseconds, memory = measure(workers, chosen.evaluations)
-        print(
-            f"{workers} running: {milliseconds:.2f} ms of CPU and {memory:.0f} bytes of memory per "
-            "evaluation",
-            flush=True,
-        )
+        milliseconds = measure(workers, chosen.evaluations)
+        print(f"{workers} running: {milliseconds:.2f} ms of CPU per evaluation", flush=True)
 
 
 if __name__ == "__main__":

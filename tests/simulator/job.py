@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a session runs, and what happens to it."""
+    """The options of a session, and the faults in it."""
 
     seed: str
     ranks: int
@@ -247,7 +247,7 @@ class SimulatedJob:
 
         self._scheduler.call_at(self._scheduler.time + self._rng.expovariate(5.0), end)
 
-    # What a rank does
+    # The main thread of a rank
 
     def _run_rank(self, rank: int) -> None:
         """Do what `hpo.cli.entry` does on a rank after the options are parsed."""
@@ -273,7 +273,7 @@ class SimulatedJob:
     def _prepare_rank(
         self, options: Options, layout: Layout, job: Job, **_: Any
     ) -> Iterator[prepare_rank.RankState]:
-        """Stand for `hpo.run.prepare_rank.prepare_rank`: there are no templates and no files."""
+        """Stand for `hpo.run.prepare_rank.prepare_rank`: without templates and search files."""
         description = SearchDescription(
             options.search_space, options.search_space, b"", self._plan.space
         )

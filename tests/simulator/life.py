@@ -61,7 +61,7 @@ class Life:
     """The life of one run. The seed decides all that happens.
 
     Attributes:
-        log: What has happened, as lines of text.
+        log: The sessions so far, as lines of text.
         evaluations: Number of trials in the record.
         switches: Number of steps of all threads.
     """
@@ -160,7 +160,7 @@ class Life:
         return [(path, path.stat()) for path in sorted([*paths, *self._run_dir.glob("study.log")])]
 
     def _lose_power(self, durable: Mapping[int, int]) -> None:
-        """Cut off a part of what was not flushed to the disk. `durable` has sizes by inode."""
+        """Cut off a part of the bytes that were not flushed. `durable` has sizes by inode."""
         for path, status in self._list_files():
             size = self._rng.randint(
                 min(durable.get(status.st_ino, 0), status.st_size), status.st_size

@@ -98,7 +98,7 @@ class Collective:
 
 @dataclass(eq=False)
 class Context:
-    """What the ranks of a communicator share."""
+    """The state of a communicator, which its ranks share."""
 
     network: Network
     number: int

@@ -43,7 +43,7 @@ class Replacements:
         kills_at_checkpoints: Whether only changes of checkpoints count.
         failing_until: The virtual time until which flushes of files fail.
         synced: The size of each file at its last flush, by inode.
-        warnings: What the watch has printed.
+        warnings: The messages of the watch.
         printed: The trials whose end was printed.
         claimed: The number and the worker of each trial that a leader has claimed.
     """

@@ -199,7 +199,7 @@ class Trainer:
         """Read nothing: simulated trainers print nothing."""
 
     def has_watchdog_aborted(self, _: TrainerEnd) -> bool:
-        """Return false: there are no GPUs."""
+        """Return false, since NCCL is not used."""
         return False
 
     def describe_last_error(self) -> str:
