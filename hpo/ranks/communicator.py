@@ -110,6 +110,16 @@ class SleepingComm(MPI.Intracomm):
         self._wait_until(gathering.is_done)
         return gathering.unpack_objects()
 
+    def any(self, flag: bool) -> bool:
+        """Return on all ranks whether any of them has passed true.
+
+        On thousands of ranks, this is faster than to gather an object of each.
+        """
+        found = bytearray(1)
+        sent = [bytearray([flag]), MPI.BYTE]
+        self._wait_until(self.Iallreduce(sent, [found, MPI.BYTE], MPI.BOR).Test)
+        return bool(found[0])
+
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks, in their order, on rank `root`; None on other ranks."""
         objects = self.allgather(sendobj)

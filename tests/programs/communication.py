@@ -15,6 +15,8 @@ for part in (SleepingComm(MPI.COMM_SELF), halves, comm):
     assert part.allgather("x" * part.rank) == ["x" * rank for rank in range(part.size)]
     for root in range(part.size):
         assert part.bcast({"from": part.rank, "much": bytes(300_000)}, root)["from"] == root
+    assert part.any(part.rank == part.size - 1)
+    assert not part.any(False)
     part.barrier()
 
 # Everybody sends a megabyte to everybody, itself included, before anybody receives: blocking sends

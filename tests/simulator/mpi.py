@@ -6,6 +6,8 @@ All else has a random delay. Objects are pickled, so that ranks share nothing.
 
 from __future__ import annotations
 
+import functools
+import operator
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ ANY_TAG = -1
 COMM_TYPE_SHARED = 1
 THREAD_MULTIPLE = 3
 BYTE = "byte"
+BOR = "bitwise or"
 
 
 class Network:
@@ -190,14 +193,6 @@ class Intracomm:
         """The number of ranks."""
         return len(self.context.members)
 
-    def Get_rank(self) -> int:  # noqa: N802
-        """Return the rank of this process."""
-        return self.rank
-
-    def Get_size(self) -> int:  # noqa: N802
-        """Return the number of ranks."""
-        return self.size
-
     # Messages
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
@@ -275,6 +270,20 @@ class Intracomm:
 
         return self._make_request(operation, finish)
 
+    def Iallreduce(  # noqa: N802
+        self,
+        sent: Sequence[Any],
+        received: Sequence[Any],
+        op: str,  # noqa: ARG002 - always the bitwise or
+    ) -> Request:
+        """Begin to combine a byte of each rank by a bitwise or."""
+        operation = self._enter("allreduce", sent[0][0])
+
+        def finish() -> None:
+            received[0][0] = functools.reduce(operator.or_, operation.entered.values())
+
+        return self._make_request(operation, finish)
+
     def Iallgather(self, sent: bytearray, received: bytearray) -> Request:  # noqa: N802
         """Begin to gather the bytes of all ranks on all ranks."""
         operation = self._enter("allgather", bytes(sent))
@@ -343,7 +352,7 @@ def make_world(network: Network, rank: int) -> Intracomm:
 def make_module() -> ModuleType:
     """Return the module that stands for `mpi4py.MPI`."""
     module = ModuleType("mpi4py.MPI")
-    names = ("Intracomm", "Message", "Request", "Status", "ANY_SOURCE", "ANY_TAG", "BYTE")
+    names = ("Intracomm", "Request", "Status", "ANY_SOURCE", "ANY_TAG", "BYTE", "BOR")
     for name in (*names, "COMM_TYPE_SHARED", "THREAD_MULTIPLE"):
         setattr(module, name, globals()[name])
     module.Comm = Intracomm  # type: ignore[attr-defined]
