@@ -46,6 +46,7 @@ class IslandWorker:
         self._layout = layout
         self._options = options
         self._worker = leaders.rank
+        self._importing: threading.Thread | None = None
         self._island = layout.find_island(self._worker)
         recorded = client.read_changes()
         pool = ParentPool(space, self._island, layout.islands, options.pbt)
@@ -104,6 +105,10 @@ class IslandWorker:
                 others = self._client.objectives.select_metric_values(attempt.metrics)
                 self._propagator.tell(individual, attempt.loss, *others)
                 self._exchange.share(individual)
+        if self._importing is not None:
+            # At the end of a run, the main thread imports some of the same modules. Two threads
+            # that do this at the same time may get modules that are not complete.
+            self._importing.join()
         self._leaders.drop_messages()
         self._exchange.close()
         self._client.call.commit()
@@ -129,7 +134,10 @@ class IslandWorker:
         name = "hpo.breeding.surrogate"
         if self._propagator_name == "ga" and name not in sys.modules:
             # The import takes seconds, while trainers start the evaluation.
-            threading.Thread(target=importlib.import_module, args=[name], daemon=True).start()
+            self._importing = threading.Thread(
+                target=importlib.import_module, args=[name], daemon=True
+            )
+            self._importing.start()
         return assignment
 
     def _restore_population(self, recorded: Sequence[Evaluation]) -> None:

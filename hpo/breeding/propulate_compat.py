@@ -99,12 +99,11 @@ class Exchange:
         is_multi_objective: bool,
     ) -> None:
         self._island = layout.find_island(leaders.rank)
+        self._has_other_islands = layout.islands > 1
         self._rng = rng
         self._comm = leaders.split(self._island, leaders.rank)
         self._generations: Counter[int] = Counter()  # By worker of the island.
         sizes = [layout.count_island_workers(island) for island in range(layout.islands)]
-        if layout.islands == 1:  # Propulate's Migrator raises an error if there is nowhere to go.
-            migration_probability = 0.0
         options: dict[str, Any] = {}
         if is_multi_objective:
             options["emigration_propagator"] = lambda count: partial(select_emigrants, count, rng)
@@ -167,7 +166,9 @@ class Exchange:
                 self._comm.send(individual, dest=worker, tag=INDIVIDUAL_TAG)
         self._propulator._receive_intra_island_individuals()
         if self._propulator.migration_prob > 0:
-            if self._rng.random() < self._propulator.migration_prob:
+            is_due = self._rng.random() < self._propulator.migration_prob
+            # With a single island, Propulate's Migrator would raise an error.
+            if is_due and self._has_other_islands:
                 self._propulator._send_emigrants()
             self._propulator._receive_immigrants()
             self._deactivate()

@@ -117,7 +117,7 @@ def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
     if not failures:
         return Verdict(State.COMPLETE)
     # Later failures are effects of the first one.
-    first = min(failures, key=lambda end: (end.kind == FailureKind.CANCELLED, end.echo, end.at))
+    first = min(failures, key=lambda end: (_rank_as_effect(end), end.at))
     if first.kind == FailureKind.SUSPENDED:
         return Verdict(State.REPEATED)
     if first.kind == FailureKind.TIMEOUT:
@@ -131,6 +131,18 @@ def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
         traceback = _join_tracebacks(failures)
         return Verdict(State.FAILED, failure=f"{cause}; {positions}", traceback=traceback)
     return _make_failure_verdict(first, failures, ends)
+
+
+def _rank_as_effect(end: RankEnd) -> int:
+    """Return how likely a failure is only the effect of another one: a higher number if more.
+
+    A rank that is cancelled after a timeout may close its connections before its peers are
+    cancelled. So their broken connections are effects of the timeout.
+    """
+    is_cancelled = end.kind == FailureKind.CANCELLED
+    if is_cancelled and (end.failure or "").startswith(TIMEOUT_PREFIX):
+        return 1
+    return 3 if is_cancelled else 2 * end.echo
 
 
 def _make_failure_verdict(

@@ -134,8 +134,8 @@ class SleepingComm(MPI.Intracomm):
     ) -> Any:
         """Wait for an object from rank `source` with tag `tag`, and return it.
 
-        No other thread may receive messages with this tag. Then it needs no matched probe, which
-        some interconnects lack or do slowly (pmodels/mpich#7427, JuliaParallel/MPI.jl#759).
+        No other thread may receive messages with this tag. So this needs no matched probe, which
+        some interconnects lack (JuliaParallel/MPI.jl#759).
         """
         found = status or MPI.Status()
         self._wait_until(lambda: bool(self.iprobe(source, tag, found)))

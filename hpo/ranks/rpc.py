@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hpo.errors import DuplicateError
 from hpo.process import clock
-from hpo.ranks.communicator import SleepingComm, sleep_briefly, sleep_until
+from hpo.ranks.communicator import SleepingComm, sleep_briefly
 
 _CALL_TAG = 0  # tag of calls; the tags of answers are higher
 _MAX_TAGS = 32767  # the minimum that MPI guarantees
@@ -41,7 +41,6 @@ class RpcClient:
         """Call a function by its name, and return its result, or raise its DuplicateError."""
         tag = self._send_call(None, name, arguments, options)
         # If the first rank ends, so does the job.
-        sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)))
         is_known, answer = self._comm.recv(source=0, tag=tag)
         if is_known:
             raise DuplicateError

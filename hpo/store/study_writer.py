@@ -133,9 +133,9 @@ class Claims:
                 self._tried_params.add(frozenset(evaluation.params.items()))
 
 
-# The time between two commits is at least a tenth of a second, since file systems write many lines
-# as fast as one. It is also four times the duration of the last commit, so that leaders are
-# answered at once most of the time.
+# The time between two commits is at least a tenth of a second, unless a trial starts, since file
+# systems write many lines as fast as one. It is also four times the duration of the last commit, so
+# that leaders are answered at once most of the time.
 _MIN_COMMIT_INTERVAL = 0.1
 _COMMIT_TIME_FACTOR = 4.0
 
@@ -144,9 +144,9 @@ class StudyWriter(Record):
     """Write the record of a run, and answer the calls of leaders, in one thread.
 
     Leaders call the methods of this class through `hpo.store.study_client.StudyClient`. Calls are
-    answered at once, except claims, whose answers wait for a commit. A change is durable when it is
-    on disk. Without a `CachedStorage`, each change is durable at once. With it, changes become
-    durable at the next commit. `take_committed` returns only durable changes.
+    answered after `commit_if_due`. A change is durable when it is on disk. Without a
+    `CachedStorage`, each change is durable at once. With it, changes become durable at the next
+    commit. `take_committed` returns only durable changes.
 
     Args:
         storage: A `CachedStorage` collects changes for the next commit.
@@ -212,7 +212,7 @@ class StudyWriter(Record):
         return result
 
     def commit_if_due(self) -> None:
-        """Commit all changes if a trial has started, or the last commit was not a moment ago.
+        """Commit all changes if a trial has started, or the commit interval has passed.
 
         Call it before the answers of claims are sent. If an evaluation crashes the job, the record
         must show that it was running.

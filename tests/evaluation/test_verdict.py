@@ -193,6 +193,14 @@ def test_judge_ends_without_cause_in_objective_repeats(ends: list[RankEnd]) -> N
     assert judge_ends(ends).state == State.REPEATED
 
 
+def test_broken_connection_after_timeout_is_its_effect() -> None:
+    timeout = "timeout: not finished within --evaluation-timeout"
+    cancelled = fail_rank(0, timeout, 2.0, kind=FailureKind.CANCELLED, place="x.py:3")
+    verdict = judge_ends([cancelled, fail_rank(1, "Connection closed by peer", 1.0, echo=True)])
+    assert verdict.state == State.FAILED, "the evaluation must not be repeated"
+    assert verdict.failure.startswith(f"{timeout}; rank 0 was at x.py:3, rank 1 was ")
+
+
 def test_judge_ends_after_suspension_repeats() -> None:
     waited = fail_rank(0, "waited", 1.0, kind=FailureKind.SUSPENDED)
     cancelled = fail_rank(1, "a peer waited", 2.0, kind=FailureKind.CANCELLED)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterable
+from functools import partial
 from multiprocessing.pool import Pool
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.simulator import mpi
 
@@ -20,7 +23,7 @@ mpi.install()  # before hpo is imported
 # Sessions import these when they need them. Here they are imported once.
 import hpo.run.leader_stages  # noqa: E402
 import hpo.views.summary_tables  # noqa: E402, F401
-from tests.simulator.life import Life, ViolationError, begin_life  # noqa: E402
+from tests.simulator.life import Life, ViolationError  # noqa: E402
 from tests.simulator.mistakes import run_mutants  # noqa: E402
 
 
@@ -33,30 +36,31 @@ def main() -> None:
     parser.add_argument("--mutants", action="store_true", help="look for known mistakes instead")
     parser.add_argument("--show", type=int, metavar="SEED", help="repeat one life, and print all")
     arguments = parser.parse_args()
-    if arguments.show is not None:
-        sys.exit(show_life(arguments.show))
     if arguments.mutants:
         sys.exit(run_mutants(arguments.lives, arguments.jobs))
-    seeds = range(arguments.first, arguments.first + arguments.lives)
-    sys.exit(run_lives(seeds, arguments.jobs, arguments.until_failure))
+    with TemporaryDirectory(prefix="hpo-lives-", dir="/dev/shm") as folder:
+        if arguments.show is not None:
+            sys.exit(show_life(arguments.show, Path(folder)))
+        seeds = range(arguments.first, arguments.first + arguments.lives)
+        sys.exit(run_lives(seeds, Path(folder), arguments.jobs, arguments.until_failure))
 
 
-def run_lives(seeds: range, jobs: int, ends_at_failure: bool) -> int:
-    """Run lives, print the failures and a summary, and return the number of failures."""
+def run_lives(seeds: range, folder: Path, jobs: int, ends_at_failure: bool) -> int:
+    """Run lives, print the failures and a summary, and return 1 if there are failures."""
     began = time.monotonic()
     lives = evaluations = steps = 0
     failed: list[int] = []
     with Pool(jobs) as pool:
-        results: Iterable[tuple[int, str, int, int]] = pool.imap_unordered(run_life, seeds)
-        for seed, failure, evaluation_count, step_count in results:
-            lives += 1
+        run = partial(run_life, folder, ends_at_failure)
+        for seed, failure, evaluation_count, step_count in pool.imap_unordered(run, seeds):
+            lives += step_count > 0
             evaluations += evaluation_count
             steps += step_count
             if failure:
                 failed.append(seed)
                 print(f"life {seed}: {failure}", flush=True)
-                if ends_at_failure:
-                    break
+        pool.close()
+        pool.join()
     seconds = time.monotonic() - began
     print(
         f"{lives} lives, {evaluations} evaluations and {steps} steps in {seconds:.0f} s; "
@@ -64,25 +68,36 @@ def run_lives(seeds: range, jobs: int, ends_at_failure: bool) -> int:
     )
     if failed:
         print(f"To repeat the first: python -m tests.simulator --show {min(failed)}")
-    return len(failed)
+    return int(bool(failed))
 
 
-def run_life(seed: int) -> tuple[int, str, int, int]:
-    """Run a life. Return its seed, the violation or "", and its evaluations and steps."""
-    with begin_life(seed) as life:
-        failure = _find_violation(life)
-        return seed, failure.partition("\n")[0], life.evaluations, life.switches
+def run_life(folder: Path, ends_at_failure: bool, seed: int) -> tuple[int, str, int, int]:
+    """Run a life. Return its seed, the violation or "", and its evaluations and steps.
+
+    After a failure of another life, it does not begin if `ends_at_failure` is true.
+    """
+    failure_mark = folder / "failed"
+    if ends_at_failure and failure_mark.exists():
+        return seed, "", 0, 0
+    own_folder = folder / str(seed)
+    own_folder.mkdir()
+    life = Life(seed, own_folder)
+    failure = _find_violation(life)
+    shutil.rmtree(own_folder)
+    if failure:
+        failure_mark.touch()
+    return seed, failure.partition("\n")[0], life.evaluations, life.switches
 
 
-def show_life(seed: int) -> int:
+def show_life(seed: int, folder: Path) -> int:
     """Run a life, and print what happened; return 1 after a violation."""
-    with begin_life(seed) as life:
-        failure = _find_violation(life)
-        for path in sorted(life.folder.glob("output-?")):
-            print(f"--- session {path.name.removeprefix('output-')}")
-            print(path.read_text(errors="replace"))
-        print("\n".join(life.log))
-        print(failure or "Nothing is wrong.")
+    life = Life(seed, folder)
+    failure = _find_violation(life)
+    for path in sorted(folder.glob("output-?")):
+        print(f"--- session {path.name.removeprefix('output-')}")
+        print(path.read_text(errors="replace"))
+    print("\n".join(life.log))
+    print(failure or "Nothing is wrong.")
     return int(bool(failure))
 
 

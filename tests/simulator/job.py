@@ -88,6 +88,8 @@ class Outcome:
     """Number and worker of each trial that a leader has claimed."""
     begun: list[int] = field(default_factory=list)
     """First trials of the individuals whose objectives have begun."""
+    warnings: list[str] = field(default_factory=list)
+    """The messages of the watches."""
     synced: dict[int, int] = field(default_factory=dict)
     """Size of each file at its last flush, by inode."""
 
@@ -107,7 +109,7 @@ class SimulatedJob:
         self._network = mpi.Network(self._scheduler, self._ranks, plan.latency, self._abort)
         self._is_over = False
         self._statuses: dict[int, int] = {}
-        self._site = Site(self._scheduler, plan.choose, self._outcome.begun.append)
+        self._site = Site(self._scheduler, plan.choose)
         self._replaced = Replacements(
             self._scheduler,
             plan.options["run_dir"],
@@ -133,6 +135,11 @@ class SimulatedJob:
         outcome.switches = scheduler.switches
         outcome.messages = self._network.message_count
         outcome.trace = scheduler.trace
+        if len({*self._statuses.values()}) > 1:
+            outcome.violation = f"the statuses of the ranks are {self._statuses}"
+        outcome.violation = outcome.violation or self._site.violation
+        outcome.begun = self._site.begun
+        outcome.warnings = self._replaced.warnings
         outcome.printed = self._replaced.printed
         outcome.claimed = self._replaced.claimed
         outcome.synced = self._replaced.synced
@@ -164,7 +171,7 @@ class SimulatedJob:
             "second job": self._try_second_job,
             "disk": self._break_disk,
         }
-        acts.get(fault.kind, lambda: self._send_signal(fault.kind))()
+        acts.get(fault.kind, lambda: self._send_signal(fault.kind, process))()
 
     def _kill_job(self) -> None:
         self._outcome.is_killed = True
@@ -187,8 +194,10 @@ class SimulatedJob:
         if is_early or host == self._ranks[0].host:  # The launcher runs on the first host.
             self._end_job_soon(ExitStatus.CRASHED)
 
-    def _send_signal(self, name: str) -> None:
-        for process in self._ranks:
+    def _send_signal(self, name: str, receiver: Process) -> None:
+        """Send a signal to all ranks, as launchers do, or only to one."""
+        receivers = self._ranks if self._rng.random() < 0.5 else [receiver]
+        for process in receivers:
             if process.is_alive and process in pipes:
                 pipes[process].add_signal(getattr(signal, name))
 
@@ -199,6 +208,7 @@ class SimulatedJob:
     def _lose(self, processes: Sequence[Process]) -> None:
         for process in processes:
             process.is_alive = False
+            self._site.end_trainers(process)
         if not any(process.is_alive for process in self._ranks):
             self._outcome.is_killed = True
             self._is_over = True
@@ -207,6 +217,9 @@ class SimulatedJob:
         until = self._scheduler.time + seconds
         for process in processes:
             process.stopped_until = max(process.stopped_until, until)
+        if len(processes) > 1:
+            for trainer in self._site.trainers:
+                trainer.process_state.stopped_until = until
 
     def _try_second_job(self) -> None:
         """Let another process enter the run directory, which must fail while this job holds it."""

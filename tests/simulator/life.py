@@ -11,18 +11,16 @@ import math
 import os
 import pickle
 import random
-import shutil
-import tempfile
+import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpo.errors import ExitStatus, RunError
 from hpo.space import Float, Int, SearchSpace
-from hpo.store.checkpoints import CheckpointStore
+from hpo.store.checkpoints import CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Evaluation, find_root
 from hpo.store.record import Record
 from tests.simulator.job import Fault, Outcome, Plan, SimulatedJob
@@ -41,6 +39,17 @@ _ENDS = (
     "SIGINT",
     "disk",
 )
+_STATUSES: frozenset[int | None] = frozenset(
+    [ExitStatus.BUDGET_SPENT, ExitStatus.NOTHING_SUCCEEDED]
+)
+_STATUSES_AFTER: dict[str, tuple[int | None, ...]] = {
+    "kill job": (None,),
+    "kill at disk": (None,),
+    "kill rank": (None, ExitStatus.CRASHED),
+    "lose host": (None, ExitStatus.CRASHED),
+    "disk": (ExitStatus.CRASHED, ExitStatus.USAGE_ERROR),
+    **dict.fromkeys(("SIGTERM", "SIGUSR1", "SIGINT"), (ExitStatus.UNFINISHED,)),
+}
 _DISTURBANCES = ("suspend rank", "suspend job", "second job")
 # Beginnings of failures that an objective without a fault can have.
 _OTHER_FAILURES = ("timeout: ", "the job crashed ")
@@ -74,6 +83,7 @@ class Life:
         self.switches = 0
         self._run_dir = folder / "run"
         self._journal = self._run_dir / "study.log"
+        self._is_calm = True  # No objective fails, and nothing is suspended.
         self._printed: set[int] = set()
         self._claimed: Counter[int] = Counter()
         self._begun: set[int] = set()
@@ -175,11 +185,14 @@ class Life:
         self._printed.update(outcome.printed)
         self._begun.update(outcome.begun)
         self._claimed.update(number for number, _ in outcome.claimed)
-        has_end = any(fault.kind in _ENDS for fault in plan.faults)
-        ended = (ExitStatus.BUDGET_SPENT, ExitStatus.NOTHING_SUCCEEDED)
-        _require(has_end or outcome.status in ended, f"the status was {outcome.status}")
-        is_calm = self._fault_share == 0.0 and len(plan.faults) == 1
-        _require(not is_calm or not outcome.is_late, "it was stopped, and did not end in time")
+        allowed = _STATUSES.union(*(_STATUSES_AFTER.get(one.kind, ()) for one in plan.faults))
+        _require(outcome.status in allowed, f"the status was {outcome.status}")
+        bugs = [text for text in outcome.warnings if "Traceback" in text]
+        _require(not bugs, bugs[0].splitlines()[-1] if bugs else "")
+        has_pauses = any(one.kind.startswith("suspend") for one in plan.faults)
+        self._is_calm &= self._fault_share == 0.0 and not has_pauses
+        is_late = self._is_calm and len(plan.faults) == 1 and outcome.is_late
+        _require(not is_late, "it was stopped, and did not end in time")
         evaluations = self._read_evaluations()
         self.evaluations = len(evaluations)
         self._check_record(evaluations)
@@ -206,7 +219,7 @@ class Life:
         for trial, count in self._claimed.items():
             _require(count == 1, f"trial {trial} was claimed {count} times")
         firsts = [one for one in evaluations if one.retry_of is None and one.tests is None]
-        params = Counter(tuple(one.params.items()) for one in firsts)
+        params = Counter(frozenset(one.params.items()) for one in firsts)
         for found, count in params.items():
             _require(count == 1, f"{count} individuals have {dict(found)}")
         retries = Counter(one.retry_of for one in evaluations if one.retry_of is not None)
@@ -227,30 +240,44 @@ class Life:
             root = find_root(one, roots)
             behavior = self._choose_behavior(root)
             for step, loss in one.curve.items():
-                expected = behavior.losses[step - 1]
+                expected = dict(enumerate(behavior.losses, 1)).get(step)
                 _require(loss == expected, f"trial {one.trial} has {loss} at step {step}")
             if one.state == "complete":
                 is_whole = len(one.curve) == len(behavior.losses) or behavior.fault == "return"
                 text = f"trial {one.trial} has the loss {one.loss}, of {dict(one.curve)}"
                 _require(is_whole and one.loss == min(one.curve.values(), default=None), text)
+                text = f"trial {one.trial} is complete, in spite of {behavior.fault!r}"
+                _require(behavior.fault in ("", "linger", "return"), text)
             is_expected = (one.failure or "").startswith(_OTHER_FAILURES)
             if one.state == "failed" and not behavior.fault:
                 _require(is_expected, f"trial {one.trial} failed: {one.failure}")
-            if one.state == "waiting" and one.retry_of is not None:
-                is_saved = evaluations[one.retry_of].checkpoint_step > 0
-                has_file = store.get_path(root).exists()
-                _require(
-                    has_file or not is_saved, f"the checkpoint of trial {one.retry_of} is lost"
-                )
+            if one.state in ("waiting", "running") and self._is_calm:
+                before = one if one.retry_of is None else evaluations[one.retry_of]
+                step = max(one.checkpoint_step, before.checkpoint_step)
+                is_lost = step > 0 and _count_saved_losses(store.get_path(root)) < step
+                _require(not is_lost, f"the checkpoint of trial {one.trial} is lost")
 
     def _check_end(self, evaluations: Sequence[Evaluation], outcome: Outcome) -> None:
         unfinished = [one.trial for one in evaluations if one.state in ("running", "waiting")]
         finished = sum(one.counts_for_budget for one in evaluations)
         budget = self._options["evaluations"]
         _require(finished <= budget, f"{finished} individuals were evaluated, of {budget}")
+        # With --max-failures, an evaluation may succeed while the run stops.
+        if outcome.status == ExitStatus.NOTHING_SUCCEEDED and not self._options["max_failures"]:
+            found = [one.trial for one in evaluations if one.state == "complete"]
+            _require(not found, f"trials {found} are complete, and the status is that of none")
+            _require(finished == budget, f"only {finished} of {budget} individuals were evaluated")
         if outcome.status == ExitStatus.BUDGET_SPENT:
             _require(not unfinished, f"the run has ended, and trials {unfinished} have not")
             _require(finished == budget, f"only {finished} of {budget} individuals were evaluated")
+
+
+def _count_saved_losses(path: Path) -> int:
+    """Return the number of losses in a checkpoint; 0 if it cannot be read."""
+    try:
+        return len(read_checkpoint_info(path).losses)
+    except ValueError:
+        return 0
 
 
 def _has_ended(evaluation: Evaluation) -> bool:
@@ -300,18 +327,9 @@ def _run_and_exit(plan: Plan, output: Path, result: Path) -> None:
         faulthandler.dump_traceback_later(_REAL_SECONDS, exit=True)
         outcome = SimulatedJob(plan).run()
         result.write_bytes(pickle.dumps(outcome))
+        sys.stdout.flush()
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         exit_now(status)
-
-
-@contextmanager
-def begin_life(seed: int) -> Iterator[Life]:
-    """Yield a life, in a folder in memory that is removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="hpo-life-", dir="/dev/shm"))
-    try:
-        yield Life(seed, folder)
-    finally:
-        shutil.rmtree(folder)

@@ -193,6 +193,10 @@ class Intracomm:
         """The number of ranks."""
         return len(self.context.members)
 
+    @property
+    def _process(self) -> Process:
+        return self.context.network.ranks[self.context.members[self.rank]]
+
     # Messages
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
@@ -217,7 +221,10 @@ class Intracomm:
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> bool:
         """Return whether a message has arrived."""
-        return self._find(source, tag, status) is not None
+        message = self._find(source, tag, status)
+        if message is not None:  # Another thread may receive it first.
+            self.context.network.scheduler.preempt()
+        return message is not None
 
     def Irecv(self, buffer: Sequence[Any], source: int, tag: int) -> Request:  # noqa: N802
         """Receive the next message, which must have arrived."""
@@ -229,8 +236,9 @@ class Intracomm:
         message.is_received = True
         network = self.context.network
         network.scheduler.notify(network.ranks[self.context.members[message.source]])
-        network.scheduler.preempt()
-        return Request(lambda: True)
+        ready_at = network.scheduler.time + network.draw_delay()
+        network.scheduler.call_at(ready_at, partial(network.scheduler.notify, self._process))
+        return Request(lambda: network.scheduler.time >= ready_at)
 
     # Collectives
 

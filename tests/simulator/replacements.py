@@ -92,7 +92,6 @@ class Replacements:
         _replace_in_modules("datetime", datetime, dates)
         _replace_in_modules("datetime", sys.modules["datetime"], calendars)
         _replace(communicator, "sleep_until", scheduler.wait)
-        _replace(rpc, "sleep_until", scheduler.wait)
         wait_for_time = partial(scheduler.wait, interval=_SECONDS_BETWEEN_CHECKS)
         _replace(supervision, "sleep_until", wait_for_time)
         _replace(rpc, "sleep_briefly", lambda *_: scheduler.wait_for_event(_SECONDS_TO_COMMIT))
@@ -132,12 +131,12 @@ class Replacements:
 
         _replace(os, "eventfd_write", write)
         _replace(os, "fsync", self._flush)
-        for name in ("unlink", "replace", "link"):
+        for name in ("unlink", "replace", "rename", "symlink", "truncate"):
             _replace(os, name, self._observe_disk(getattr(os, name)))
 
     def _observe_disk(self, change: Callable[..., None]) -> Callable[..., None]:
         def observed(path: Any, *arguments: Any, **options: Any) -> None:
-            if Path(path).is_relative_to(self._run_dir):
+            if isinstance(path, (str, Path)) and Path(path).is_relative_to(self._run_dir):
                 is_checkpoint = "checkpoints" in Path(path).parts
                 self._pass_disk_event(is_checkpoint)
                 change(path, *arguments, **options)

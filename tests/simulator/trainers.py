@@ -57,6 +57,7 @@ FAULTS = (
     "hang",  # It reports nothing more, but an interrupt ends it.
     "stuck",  # As "hang", and no interrupt ends it.
     "nan",  # The loss is not finite.
+    "disagree",  # The losses of the ranks differ.
     "linger",  # After its end, the process is not idle for a minute.
     "early",  # The process ends before it has joined the group.
     "return",  # One rank returns before the others.
@@ -112,29 +113,53 @@ class Site:
     """What all trainers of a job share.
 
     Attributes:
-        on_evaluation: Called with the first trial of the individual when an objective begins.
+        begun: The first trials of the individuals of the search whose objectives have begun.
+        violation: How trainers were used wrongly; empty if they were not.
     """
 
     scheduler: Scheduler
     choose: ChooseBehavior
-    on_evaluation: Callable[[int], None]
     groups: dict[str, Group] = field(default_factory=dict)
-    trainers: int = 0
+    trainers: list[Trainer] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
+    active: dict[str, Trainer] = field(default_factory=dict)
+    """The trainers of rank 0, by the name of the individual that they evaluate."""
+    violation: str = ""
+
+    def begin_evaluation(self, trainer: Trainer, request: EvaluationRequest) -> None:
+        """Note that an objective begins on rank 0 of a worker."""
+        name = Path(request.folder).name  # The names of confirmations have a prefix.
+        other = self.active.get(name)
+        if other not in (None, trainer):
+            self.violation = f"two workers evaluate the individual {name} at the same time"
+        self.active[name] = trainer
+        if name == str(request.trial):
+            self.begun.append(request.trial)
+
+    def end_evaluation(self, trainer: Trainer) -> None:
+        """Note that the objective of a trainer has ended."""
+        self.active = {name: one for name, one in self.active.items() if one is not trainer}
+
+    def end_trainers(self, owner: Process) -> None:
+        """End the trainers of a rank that is lost."""
+        for trainer in self.trainers:
+            if trainer.owner is owner:
+                trainer.kill()
 
 
 class Trainer:
     """A simulated trainer, with the methods of `hpo.evaluation.trainer_client.TrainerClient`."""
 
     def __init__(self, site: Site, owner: Process) -> None:
-        site.trainers += 1
-        self.process = 100_000 + site.trainers
-        self.process_state = Process(f"trainer{site.trainers}", owner.host)
+        site.trainers.append(self)
+        self.process = 100_000 + len(site.trainers)
+        self.process_state = Process(f"trainer{len(site.trainers)}", owner.host)
         self.has_started = False
         self.has_lost_template = False
         self.is_killed = False
         self._site = site
         self._scheduler = site.scheduler
-        self._owner = owner
+        self.owner = owner
         self._inbox: deque[tuple[str, Mapping[str, Any]]] = deque()
         self._outbox: deque[Message] = deque()
         self._end: TrainerEnd | None = None
@@ -212,8 +237,9 @@ class Trainer:
         if not self.process_state.is_alive:
             return
         self.process_state.is_alive = False
+        self._site.end_evaluation(self)
         self._end = TrainerEnd(f"the trainer ended with status {status}", (), status)
-        self._scheduler.notify(self._owner)
+        self._scheduler.notify(self.owner)
         if self._group is not None:
             for member in self._group.members.values():
                 self._scheduler.notify(member.process_state)
@@ -230,7 +256,6 @@ class Trainer:
     def _evaluate(self, request: EvaluationRequest) -> None:
         self._evaluation += 1
         behavior = self._site.choose(request.trial)
-        size = 1
         if request.ticket is not None:
             self._join(request)
         assert self._group is not None
@@ -246,7 +271,7 @@ class Trainer:
             return
         self._put("joined", free_memory=0, warning="")
         if self._rank == 0:
-            self._site.on_evaluation(request.trial)
+            self._site.begin_evaluation(self, request)
         self._is_interruptible = True
         self._interrupts = 0
         try:
@@ -256,6 +281,7 @@ class Trainer:
             end = self._describe(error)
         except (PeerLostError, TimedOutError) as error:
             end = self._describe(error)
+        self._site.end_evaluation(self)
         self._put("end", **vars(end))
         if behavior.fault == "linger" and has_fault:
             self._scheduler.sleep(60.0)
@@ -291,10 +317,13 @@ class Trainer:
                 nothing = ObjectiveEnd(failure="ValueError: it yielded no loss")
                 return ObjectiveEnd(has_resumed=has_resumed) if step else nothing
             is_last = step + 1 == len(behavior.losses)
-            loss = math.nan if fault == "nan" else behavior.losses[step]
+            if fault == "nan":
+                text = "ValueError: the loss is nan"
+                return ObjectiveEnd(failure=text, diverged=True, at=self._scheduler.time)
+            differs = behavior.fault == "disagree" and step == behavior.fault_step
             report = Report(
-                loss,
-                mistake="" if math.isfinite(loss) else "the loss is not finite",
+                behavior.losses[step],
+                mistake="the ranks yielded different losses" if differs else "",
                 is_last=is_last,
                 has_saved=behavior.saves,
                 has_resumed=has_resumed,
@@ -378,7 +407,7 @@ class Trainer:
 
     def _put(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
         self._outbox.append(Message(kind, content, tuple(descriptors)))
-        self._scheduler.notify(self._owner)
+        self._scheduler.notify(self.owner)
 
 
 def _has_event(watched: Any) -> bool:
