@@ -134,7 +134,7 @@ def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
 
 
 def _rank_as_effect(end: RankEnd) -> int:
-    """Return how likely a failure is only the effect of another one: a higher number if more.
+    """Return how likely a failure is only the effect of another failure: the higher, the more.
 
     A rank that is cancelled after a timeout may close its connections before its peers are
     cancelled. So their broken connections are effects of the timeout.
