@@ -120,6 +120,15 @@ class SleepingComm(MPI.Intracomm):
         self._wait_until(self.Iallreduce(sent, [found, MPI.BYTE], MPI.BOR).Test)
         return bool(found[0])
 
+    def allgather_given(self, sendobj: Any) -> list[Any]:
+        """Return the objects of all ranks except None, in their order.
+
+        If all are None, nothing is gathered.
+        """
+        if not self.any(sendobj is not None):
+            return []
+        return [given for given in self.allgather(sendobj) if given is not None]
+
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks, in their order, on rank `root`; None on other ranks."""
         objects = self.allgather(sendobj)

@@ -67,8 +67,7 @@ def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
         result = step()
     except UsageError as error:
         mistake = str(error)
-    if comm.any(mistake is not None):
-        mistakes = [mistake for mistake in comm.allgather(mistake) if mistake is not None]
+    if mistakes := comm.allgather_given(mistake):
         raise CollectiveUsageError(mistakes[0])
     return result  # type: ignore[return-value]
 

@@ -182,11 +182,8 @@ class SearchRank:
 
                     getattr(leader_stages, name)(self, self.leaders, client)
         # A rank may have stopped the run before its message has reached the other ranks.
-        world = self.job.world
-        watch = self.job.watch
-        if world.any(watch.active_stop is not None):
-            for stop in filter(None, world.allgather(watch.active_stop)):
-                watch.stop_run(stop)
+        for stop in self.job.world.allgather_given(self.job.watch.active_stop):
+            self.job.watch.stop_run(stop)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Fault:
     at: float
     """Virtual seconds since the start of the session."""
     kind: str
-    """See `SimulatedJob.inject`."""
+    """See `SimulatedJob._inject`."""
     rank: int
 
 

@@ -36,7 +36,7 @@ _DRAFT = len(_HEADER).to_bytes(8, "little") + _HEADER + b"abcd"
 
 @dataclass(frozen=True)
 class Behavior:
-    """What the objective does with one individual."""
+    """The behavior of the objective with one individual."""
 
     losses: tuple[float, ...]
     seconds: float
