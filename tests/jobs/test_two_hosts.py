@@ -171,7 +171,7 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
         "--ranks-per-worker",
         4,
         "--evaluations",
-        2,
+        1,
         "--run-dir",
         "run",
     ]
@@ -180,19 +180,19 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
         4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path
     )
     assert job.returncode == 0, job.stderr
-    for trial in (0, 1):
-        printed = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
-        assert sorted(
-            re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)
-        ) == [
-            "0 of 4, local 0, main True, local main True",
-            "1 of 4, local 1, main False, local main False",
-            "2 of 4, local 0, main False, local main True",
-            "3 of 4, local 1, main False, local main False",
-        ]
-        ranks = re.findall(r"rank (\d) .*val_loss=", printed)
-        assert sorted(ranks) == ["0"] * 3 + ["2"] * 3, "Accelerate prints once per host"
-    assert [len(trial.intermediate_values) for trial in load_trials(tmp_path / "run")] == [3, 3]
+    printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
+    assert sorted(
+        re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)
+    ) == [
+        "0 of 4, local 0, main True, local main True",
+        "1 of 4, local 1, main False, local main False",
+        "2 of 4, local 0, main False, local main True",
+        "3 of 4, local 1, main False, local main False",
+    ]
+    ranks = re.findall(r"rank (\d) .*val_loss=", printed)
+    assert sorted(ranks) == ["0"] * 3 + ["2"] * 3, "Accelerate prints once per host"
+    (trial,) = load_trials(tmp_path / "run")
+    assert len(trial.intermediate_values) == 3
 
 
 def test_rank_error_ends_job_on_all_hosts(two_hosts: Mpi, tmp_path: Path) -> None:

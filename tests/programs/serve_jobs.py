@@ -18,7 +18,6 @@ import warnings
 
 import hpo.cli.entry
 import hpo.ranks.communicator
-import hpo.run.first_rank
 import hpo.run.leader_stages
 from hpo.process import clock
 from hpo.process.launcher import make_plain_environment
