@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import statistics
+import subprocess
 import time
 from collections import Counter
 from dataclasses import astuple
@@ -297,51 +298,48 @@ def test_confirm_seeds_rejects_a_study_of_another_run(tmp_path: Path) -> None:
 
 
 def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [
-        PROGRAM,
-        NOISY,
-        "--run-dir",
-        "run",
-        "--confirm-seeds",
-        6,
-        "--target-loss",
-        "2",
-        "--resume",
-    ]
-    with (tmp_path / "log").open("w") as log:
-        for number in (signal.SIGUSR1, signal.SIGKILL):
-            done = (
-                len(find_complete_losses(load_trials(tmp_path / "run", "run-confirm")))
-                if number == signal.SIGKILL
-                else 0
-            )
-            ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
-            job = mpi.start(
-                ranks,
-                *arguments,
-                *layout,
-                "--set",
-                "seconds=0.25",
-                cwd=tmp_path,
-                stdout=log.fileno(),
-            )
-            deadline = time.monotonic() + scale(60)
-            line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
-            while True:
-                _, confirming, lines = (tmp_path / "log").read_text().rpartition("confirming")
-                if confirming and line.search(lines):
-                    break
-                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.05)
-            if number == signal.SIGUSR1:
-                job.send_signal(number)
-                assert wait_for_job(job).returncode == 75
-                printed = (tmp_path / "log").read_text()
-                assert re.search(r", of \d+; \d+ to confirm the best\n", printed), printed
-            else:
-                os.killpg(job.pid, number)
-                job.communicate(timeout=scale(30))
-    before = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
+    log = tmp_path / "log"
+    permits = tmp_path / "permits"
+    permits.mkdir()
+    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--resume"]
+    arguments += ["--confirm-seeds", "6", "--target-loss", "2", "--set", f"permits={permits}"]
+
+    def allow(evaluations: int) -> None:
+        for number in range(evaluations):
+            (permits / str(number)).touch()
+
+    def start(*layout: object, ranks: int) -> subprocess.Popen[str]:
+        with log.open("a") as file:
+            return mpi.start(ranks, *arguments, *layout, cwd=tmp_path, stdout=file.fileno())
+
+    def wait_for_confirmations(count: int) -> None:
+        """Wait until the latest session has printed that this many have ended."""
+        deadline = time.monotonic() + scale(60)
+        line = re.compile(rf"confirming(?!.*confirming).*\n *{count}/", re.DOTALL)
+        while not line.search(log.read_text()):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    def read_ended() -> dict[int, float]:
+        return find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
+
+    allow(2 + 3)  # Each worker evaluates an individual, and three confirmations end.
+    job = start(ranks=4)
+    wait_for_confirmations(2)
+    job.send_signal(signal.SIGUSR1)
+    assert wait_for_job(job).returncode == 75
+    assert re.search(r", of \d+; \d+ to confirm the best\n", log.read_text()), log.read_text()
+    done = len(read_ended())
+    for permit in permits.iterdir():
+        permit.unlink()
+    allow(2)
+    job = start("--ranks-per-worker", 1, ranks=2)
+    wait_for_confirmations(done + 2)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=scale(30))
+    before = read_ended()
+    assert len(before) == done + 2
+    allow(50)
     end = mpi.run(1, *arguments, *ALONE, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")
     assert "Stopped: the loss of --target-loss 2 is reached" in end.stdout
