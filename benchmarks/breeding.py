@@ -35,7 +35,7 @@ def evaluate_random(propagator: Propagator, rng: random.Random) -> None:
     space = propagator.history.space
     individual = Individual(space, space.encode(space.draw(rng)))
     propagator.history.start(individual)
-    individual.rank = individual.generation % 4
+    individual.rank = individual.trial % 4
     evaluate(propagator, individual)
 
 

@@ -216,7 +216,7 @@ class EvaluationHistory:
     def start(self, individual: Individual) -> None:
         """Number an individual that was bred, and add its pending evaluation."""
         trial = self._started_count
-        individual.generation = trial
+        individual.trial = trial
         self._started_count += 1
         pending = Evaluation(trial, "running", math.inf, dict(individual.params), 0, 0, trial)
         if (parent := self.parent_pool.find_parent(individual.params)) is not None:
@@ -227,7 +227,7 @@ class EvaluationHistory:
     def end(self, individual: Individual, values: tuple[float, ...], seconds: float) -> None:
         """Add the end of an evaluation. It has failed if its loss is not finite."""
         ended = dataclasses.replace(
-            self._pending.pop(individual.generation),
+            self._pending.pop(individual.trial),
             state="complete" if math.isfinite(values[0]) else "failed",
             loss=values[0],
             other_values=values[1:],

@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpo.breeding.evaluation_history import ParentPool, RecordedHistory, TimeBudget
@@ -51,7 +51,7 @@ class IslandWorker:
         recorded = client.read_changes()
         pool = ParentPool(space, self._island, layout.islands, options.pbt)
         self._history = RecordedHistory(
-            space, client.objectives, client.read_changes, client.is_stopping, pool
+            space, client.objectives, self._read_changes, client.is_stopping, pool
         )
         self._history.restore(recorded)
         if options.time_limit is not None:
@@ -69,7 +69,7 @@ class IslandWorker:
             f"{options.seed}/{self._worker}/{len(recorded)}",
             self._history,
             workers=layout.count_island_workers(self._island),
-            worker=self._worker - layout.find_first_worker(self._island),
+            worker=self._find_rank(self._worker),
         )
         self._exchange = Exchange(
             leaders,
@@ -80,7 +80,10 @@ class IslandWorker:
             is_multi_objective=client.objectives.is_multi_objective,
         )
         self._propagator.population = self._exchange.population
-        self._restore_population(recorded)
+        for evaluation in recorded:
+            self._add_to_population(evaluation)
+        rank = self._find_rank(self._worker)
+        self._generation = sum(member.rank == rank for member in self._exchange.population)
 
     def run(self, evaluate: Callable[[Assignment], Attempt]) -> None:
         """Breed, claim and evaluate individuals until nothing is left to claim, or the run stops.
@@ -100,11 +103,9 @@ class IslandWorker:
             if attempt.is_stopped:
                 break
             if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
-                # These are the hyperparameters of another individual if that one waited.
-                individual.set_params(self._space, assignment.params)
-                others = self._client.objectives.select_metric_values(attempt.metrics)
-                self._propagator.tell(individual, attempt.loss, *others)
-                self._exchange.share(individual)
+                self._generation += 1
+                self._history.update()
+                self._exchange.migrate()
         if self._importing is not None:
             # At the end of a run, the main thread imports some of the same modules. Two threads
             # that do this at the same time may get modules that are not complete.
@@ -123,7 +124,7 @@ class IslandWorker:
         attributes = {
             "island": self._island,
             "worker": self._worker,
-            "generation": self._exchange.generation,
+            "generation": self._generation,
             "propagator": self._propagator_name,
             "seed": self._options.seed,
             "immigrants": self._exchange.count_immigrants(),
@@ -140,20 +141,30 @@ class IslandWorker:
             self._importing.start()
         return assignment
 
-    def _restore_population(self, recorded: Sequence[Evaluation]) -> None:
-        """Add the finished evaluations of the island to its population.
+    def _read_changes(self) -> list[Evaluation]:
+        """Return what has changed in the study since the previous call, for the history."""
+        changes = self._client.read_changes()
+        for evaluation in changes:
+            self._add_to_population(evaluation)
+        return changes
 
-        All workers of an island get the same population. If there are fewer islands or workers than
-        before, the individuals of removed islands or workers are distributed to the remaining ones.
-        The generations of each worker are numbered again from 0.
+    def _add_to_population(self, evaluation: Evaluation) -> None:
+        """Add the individual of an evaluation to the population if it has finished on the island.
+
+        If the run had more islands or workers before, the individuals of those that were removed
+        are distributed to the remaining ones.
         """
+        is_own = evaluation.island % self._layout.islands == self._island
+        # The loss of an heir cannot be compared with losses of founders.
+        is_comparable = evaluation.inherits is None or self._options.pbt
+        if evaluation.is_finished and is_own and is_comparable:
+            individual = Individual(self._space, self._space.encode(evaluation.params))
+            individual.trial = evaluation.trial
+            individual.island = self._island
+            individual.rank = individual.current = self._find_rank(evaluation.worker)
+            self._propagator.tell(individual, *evaluation.values)
+
+    def _find_rank(self, worker: int) -> int:
+        """Return the index of a worker on the island."""
         first = self._layout.find_first_worker(self._island)
-        size = self._layout.count_island_workers(self._island)
-        for evaluation in recorded:
-            is_own = evaluation.island % self._layout.islands == self._island
-            # The loss of an heir cannot be compared with losses of founders.
-            is_comparable = evaluation.inherits is None or self._options.pbt
-            if evaluation.is_finished and is_own and is_comparable:
-                individual = Individual(self._space, self._space.encode(evaluation.params))
-                self._exchange.number(individual, (evaluation.worker - first) % size)
-                self._propagator.tell(individual, *evaluation.values)
+        return (worker - first) % self._layout.count_island_workers(self._island)

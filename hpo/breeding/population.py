@@ -10,20 +10,20 @@ import numpy as np
 
 from hpo.breeding.encoding import Vector
 from hpo.dominance import Costs, find_non_dominated, sort_best_first
-from hpo.space import Gene, SearchSpace, Value
+from hpo.space import Gene, SearchSpace
 
 
 class Individual:
     """A set of hyperparameters that is bred and evaluated, with the attributes of Propulate's.
 
-    Island, rank and generation identify an individual. The island is where it was bred. The rank is
-    the index of the worker on this island, and the generation the index among its individuals.
-
     Attributes:
         params: The hyperparameters: the values of all active parameters.
         position: The genes, active or inactive, shape `(genes,)`.
+        trial: The number of the evaluation, which identifies the individual; -1 before it starts.
         loss: The loss; infinite until the individual is evaluated, and if it fails.
         costs: The costs of all objectives, the loss first.
+        island: The island where it was bred.
+        rank: The index of its worker on this island.
         current: The index of the worker on its present island that may let it emigrate.
         active: Whether the individual is still on the island, and can be a parent.
     """
@@ -31,11 +31,11 @@ class Individual:
     def __init__(self, space: SearchSpace, genes: Mapping[str, Gene]) -> None:
         self.params = space.decode(genes)
         self.position: Vector = np.array([genes[name] for name in space.parameters], float)
+        self.trial = -1
         self.loss = math.inf
         self.costs: tuple[float, ...] = ()
         self.island = -1
         self.rank = -1
-        self.generation = -1
         self.current = -1
         self.active = True
         self.migration_steps = 0
@@ -49,23 +49,13 @@ class Individual:
         """
         return (
             isinstance(other, Individual)
-            and self.generation == other.generation
-            and self.rank == other.rank
-            and self.island == other.island
+            and self.trial == other.trial
             and self.active == other.active
         )
 
     def __contains__(self, name: object) -> bool:
         """Return False: Propulate looks for the data of its surrogates."""
         return False
-
-    def set_params(self, space: SearchSpace, params: Mapping[str, Value]) -> None:
-        """Set the hyperparameters. Inactive parameters keep their genes, which can be inherited."""
-        genes = space.encode(params)
-        for index, name in enumerate(space.parameters):
-            if name in params:
-                self.position[index] = genes[name]
-        self.params = dict(params)
 
 
 def collect_costs(population: Sequence[Individual]) -> Costs:

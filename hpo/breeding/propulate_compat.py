@@ -51,7 +51,6 @@ from propulate import (  # noqa: E402
     migrator,
     pollinator,
 )
-from propulate._globals import INDIVIDUAL_TAG  # noqa: E402
 from propulate.propagators import (  # noqa: E402
     ActiveCMA,
     CMAPropagator,
@@ -78,11 +77,14 @@ pollinator.Individual = Individual
 
 
 class Exchange:
-    """Exchanges the individuals of one worker with its island and with other islands.
+    """Exchanges individuals between the island of a worker and other islands.
 
     Collective: construct it on all leaders. The migration probability is the expected number of
     migrations from an island while each of its workers breeds one generation. With pollination,
     copies of individuals are sent. Otherwise, individuals move.
+
+    All workers of an island know its individuals from the record. Messages tell them which have
+    arrived from other islands, and which have left or were replaced.
 
     Attributes:
         population: The individuals of the island that this worker knows.
@@ -102,7 +104,6 @@ class Exchange:
         self._has_other_islands = layout.islands > 1
         self._rng = rng
         self._comm = leaders.split(self._island, leaders.rank)
-        self._generations: Counter[int] = Counter()  # By worker of the island.
         sizes = [layout.count_island_workers(island) for island in range(layout.islands)]
         options: dict[str, Any] = {}
         if is_multi_objective:
@@ -127,44 +128,20 @@ class Exchange:
                 **options,
             )
         self.population: list[Individual] = self._propulator.population
-        # Propulate calls this six times in each generation, five times for its log. `share` drops
-        # inactive individuals, which were replaced.
+        # Propulate calls this six times in each generation, five times for its log. `migrate` drops
+        # inactive individuals, which have left or were replaced.
         self._propulator._get_active_individuals = lambda: (self.population, len(self.population))
         if pollination:
             self._deactivate = self._propulator._deactivate_replaced_individuals
         else:
             self._deactivate = self._propulator._deactivate_emigrants
 
-    @property
-    def generation(self) -> int:
-        """The generation of the next individual of this worker."""
-        return self._generations[self._comm.rank]
+    def migrate(self) -> None:
+        """Send the best of the island to other islands, with a probability, and receive theirs.
 
-    def number(self, individual: Individual, worker: int) -> None:
-        """Mark an individual as the next one of a worker of the island.
-
-        Island, worker and generation identify an individual.
+        Immigrants replace individuals.
         """
-        individual.island = self._island
-        individual.rank = worker
-        individual.current = worker
-        individual.generation = self._generations[worker]
-        individual.migration_steps = 0
-        individual.migration_history = str(self._island)
-        self._generations[worker] += 1
-
-    def share(self, individual: Individual) -> None:
-        """Send an individual that joined the population, and receive those of other workers.
-
-        With a probability, send the best of the island to other islands. Immigrants replace
-        individuals.
-        """
-        self.number(individual, self._comm.rank)
         self.population[:] = [member for member in self.population if member.active]
-        for worker in range(self._comm.size):
-            if worker != self._comm.rank:
-                self._comm.send(individual, dest=worker, tag=INDIVIDUAL_TAG)
-        self._propulator._receive_intra_island_individuals()
         if self._propulator.migration_prob > 0:
             is_due = self._rng.random() < self._propulator.migration_prob
             # With a single island, Propulate's Migrator would raise an error.
@@ -274,7 +251,9 @@ class _Converter:
         if id(individual) not in self.converted:
             position = (individual.position - self.low) / self.width
             converted = PropulateIndividual(position, self.limits)
-            for name in ("loss", "generation", "rank", "island"):
-                setattr(converted, name, getattr(individual, name))
+            # PSO continues the latest of a worker's particles.
+            converted.generation = individual.trial
+            converted.rank = individual.rank
+            converted.loss = individual.loss
             self.converted[id(individual)] = (individual, converted)
         return self.converted[id(individual)][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ def assert_same_steps_left_out(told: Told, _: int) -> None:
 
 
 # The functions of tests/programs/parallel.py and what holds for their cases.
-CHECKS = {
+CHECKS: dict[str, Callable[[Told, int], None]] = {
     "plain": partial(assert_as_by_textbook, cases=33),
     "dropout_and_norm": partial(assert_as_by_textbook, cases=11),
     "exact": assert_exact,
