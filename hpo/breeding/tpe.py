@@ -93,12 +93,16 @@ class TPEPropagator(Propagator):
                 equal = sum(rival == cost for rival in last)
                 evaluation = replace(evaluation, loss=(better + equal / 2) / len(last))
             elif evaluation.has_succeeded and evaluation.inherits is not None:
-                evaluation = replace(evaluation, state="failed")
+                evaluation = replace(evaluation, state="interrupted")
             self._add_to_study(evaluation)
         self._learned_count = len(self.history.changes)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
-        """Add an evaluation to the study of the sampler, which ignores failed evaluations."""
+        """Add an evaluation to the study of the sampler.
+
+        A failed one counts as the worst, so that the sampler avoids it. With several objectives,
+        the sampler ignores it.
+        """
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
@@ -117,8 +121,9 @@ class TPEPropagator(Propagator):
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
+        # The loss of a failed evaluation is infinite, and it has no other values.
         has_all_values = len(evaluation.values) == len(self.history.objectives.names)
-        if evaluation.has_succeeded and has_all_values:
+        if evaluation.has_ended and has_all_values:
             storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):
