@@ -92,8 +92,8 @@ def _find_optimum(problem: Any) -> npt.NDArray[np.float64]:
     return problem.optimum
 
 
-def _make_islands(problem: ForbiddenRegion, seed: int) -> Searcher:
-    return SimulatedIslands(problem.space, DEFAULT_PROPAGATORS, 2, seed)
+def _make_islands(names: tuple[str, ...], problem: ForbiddenRegion, seed: int) -> Searcher:
+    return SimulatedIslands(problem.space, names, 2, seed)
 
 
 def _make_islands_with_prior(problem: ForbiddenRegion, seed: int) -> Searcher:
@@ -108,7 +108,8 @@ def _make_study(name: str, problem: ForbiddenRegion, seed: int) -> Searcher:
 
 
 METHODS: dict[str, Callable[[ForbiddenRegion, int], Searcher]] = {
-    "default, 2 islands": _make_islands,
+    "default, 2 islands": partial(_make_islands, DEFAULT_PROPAGATORS),
+    "tpe, 2 islands": partial(_make_islands, ("tpe",)),
     "a prior that fails": _make_islands_with_prior,
     "Optuna's TPE": partial(_make_study, "TPE"),
     "random": partial(_make_study, "random"),
