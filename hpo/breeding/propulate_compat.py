@@ -83,8 +83,8 @@ class Exchange:
     migrations from an island while each of its workers breeds one generation. With pollination,
     copies of individuals are sent. Otherwise, individuals move.
 
-    All workers of an island know its individuals from the record. Messages tell them which have
-    arrived from other islands, and which have left or were replaced.
+    All workers of an island know its individuals from the record. Messages only announce which
+    individuals have arrived from other islands, and which have left or were replaced.
 
     Attributes:
         population: The individuals of the island that this worker knows.

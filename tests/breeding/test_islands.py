@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpo.evaluation.attempt import Attempt
 
 
-def test_population_has_what_each_worker_of_the_island_has_evaluated(
+def test_population_has_what_the_whole_island_has_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = make_writer(make_run(tmp_path / "run"), tmp_path / "run", budget=99)
