@@ -43,7 +43,7 @@ class GeneticPropagator(Propagator):
     probability 1 / active genes. A category mutates to any other category. A number moves by a step
     whose logarithm is uniform, so that all scales are equally likely (Muehlenbein and
     Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993). An inactive gene
-    is inherited, and may mutate, too.
+    of a parent is in the middle of its range, and may mutate, too.
 
     The most promising candidates become the parents of further generations, which are not
     evaluated, and are judged only by the surrogate. Each worker has its own candidates and its own

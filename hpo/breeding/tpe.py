@@ -54,7 +54,7 @@ class TPEPropagator(Propagator):
             self._sampler = optuna.samplers.TPESampler(seed=rng.getrandbits(31), constant_liar=True)
         self._learned_count = 0  # Changes of the history that the study has.
         self._known: dict[int, Evaluation] = {}  # Ended evaluations in the study, by trial.
-        self._running: dict[int, Evaluation] = {}  # Pending evaluations, by trial.
+        self._running: dict[int, Evaluation] = {}  # Pending and failed evaluations, by trial.
         self._trials: dict[int, int] = {}
         self._last_costs: dict[bool, deque[float]] = {
             kind: deque(maxlen=_COMPARED_EVALUATIONS) for kind in (False, True)
@@ -100,8 +100,8 @@ class TPEPropagator(Propagator):
     def _add_to_study(self, evaluation: Evaluation) -> None:
         """Add an evaluation to the study of the sampler.
 
-        A failed one counts as the worst, so that the sampler avoids it. With several objectives,
-        the sampler ignores it.
+        A failed one stays pending, so that it counts as bad. The sampler would ignore a failed
+        trial, and come back to where evaluations fail.
         """
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
@@ -121,12 +121,11 @@ class TPEPropagator(Propagator):
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        # The loss of a failed evaluation is infinite, and it has no other values.
         has_all_values = len(evaluation.values) == len(self.history.objectives.names)
-        if evaluation.has_ended and has_all_values:
+        if evaluation.has_succeeded and has_all_values:
             storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
-        elif evaluation.state in ("running", "waiting"):
+        elif evaluation.state in ("running", "waiting", "failed"):
             self._trials[evaluation.trial] = trial
             self._running[evaluation.trial] = evaluation
         else:
@@ -135,8 +134,8 @@ class TPEPropagator(Propagator):
     def _restart_study(self) -> None:
         """Begin a smaller study for the sampler, because the sampler is slower in a larger study.
 
-        The new study has the best ended evaluations, the latest of the other ended evaluations, and
-        all pending evaluations.
+        The new study has the best ended evaluations, the latest of the others and of those that
+        failed, and all pending evaluations.
         """
         known = list(self._known.values())
         costs = compute_costs(known, self.history.objectives)
@@ -145,11 +144,13 @@ class TPEPropagator(Propagator):
         rest = ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())
+        failed = [evaluation for evaluation in running if evaluation.state == "failed"]
+        running = [evaluation for evaluation in running if evaluation.state != "failed"]
         self._study = optuna.create_study(
             sampler=self._sampler, directions=make_directions(self.history.objectives)
         )
         self._known = {}
         self._trials = {}
         self._running = {}
-        for evaluation in [*best, *last, *running]:
+        for evaluation in [*best, *last, *failed[-(_MOST_TRIALS // 4) :], *running]:
             self._add_to_study(evaluation)

@@ -28,10 +28,10 @@ def test_population_has_what_the_whole_island_has_evaluated(
 ) -> None:
     writer = make_writer(make_run(tmp_path / "run"), tmp_path / "run", budget=99)
     client = make_client(writer)
-    bred_from: list[dict[int, tuple[float, int]]] = []
+    bred_from: list[list[tuple[int, float, int]]] = []
 
     def breed(_: RandomPropagator, population: list[Individual]) -> None:
-        bred_from.append({member.trial: (member.loss, member.rank) for member in population})
+        bred_from.append([(member.trial, member.loss, member.rank) for member in population])
 
     def claim(island: int, worker: int, number: int) -> Assignment:
         params = {"layers": 1, "activation": "tanh", "lr": 0.1, "gamma": 0.5 + number / 100}
@@ -65,8 +65,12 @@ def test_population_has_what_the_whole_island_has_evaluated(
         for evaluation in writer.read_evaluations()
         if evaluation.worker == 0
     }
-    restored = {1: (0.1, 1)}
-    first = {4: (0.4, 0), 2: (0.2, 1)}
-    second = {7: (0.7, 0), 5: (0.5, 1)}
-    assert bred_from == [restored, restored | first, restored | first | second]
+    restored = [(1, 0.1, 1)]
+    first = [(2, 0.2, 1), (4, 0.4, 0)]
+    second = [(5, 0.5, 1), (7, 0.7, 0)]
+    assert [sorted(known) for known in bred_from] == [
+        restored,
+        restored + first,
+        restored + first + second,
+    ]
     assert generations == {4: 0, 7: 1, 10: 2}

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optuna.trial import TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
+from hpo.breeding.tpe import TPEPropagator
 from hpo.errors import UsageError
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.run.request import check_space
@@ -242,6 +244,23 @@ def test_tpe_avoids_failures_beside_the_best() -> None:
     losses = simulate(SimulatedIslands(space, ["tpe"], 2, 0), evaluate, 80)
     assert losses.min() < 2.05
     assert np.isinf(losses[40:]).sum() < 25, "if failures are ignored, there are 36"
+
+
+def test_tpe_forgets_a_failure_that_does_not_count() -> None:
+    """A failure becomes an interruption if its worker was broken."""
+    history = EvaluationHistory(NUMBERS)
+    propagator = TPEPropagator(history, random.Random(0))
+    params = {"depth": 8, "width": 0.5, "lr": 0.01}
+
+    def learn(state: str) -> list[TrialState]:
+        history.add_evaluations([make_evaluation(0, state, params=params, loss=math.inf)])
+        propagator._learn()
+        return [trial.state for trial in propagator._study.trials]
+
+    assert learn("running") == learn("failed") == [TrialState.RUNNING]
+    assert learn("interrupted")[0] == TrialState.FAIL
+    propagator._restart_study()
+    assert propagator._study.trials == []
 
 
 def test_check_space_rejects_categories_for_cmaes() -> None:

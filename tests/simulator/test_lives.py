@@ -56,9 +56,9 @@ def test_known_mistakes_fit_the_code(mutant: Path) -> None:
     ("name", "failure"),
     [
         ("running-trials-do-not-count-against-the-budget", "individuals were evaluated"),
-        ("a-stopped-evaluation-counts-as-failed", ": the run stops"),
+        ("a-stopped-evaluation-counts-as-failed", r"failed: rank \d: the run stops"),
     ],
 )
 def test_known_mistake_is_found(name: str, failure: str) -> None:
     (mutant,) = (one for one in MUTANTS if one.stem == name)
-    assert failure in find_failure(mutant, lives=200, jobs=1)
+    assert re.search(failure, find_failure(mutant, lives=200, jobs=1))

@@ -74,7 +74,13 @@ class SimulatedIslands:
         `others` are the values of all objectives except the loss. An evaluation with an infinite
         loss has failed.
         """
-        self._propagators[worker].tell(self._pending.pop(worker), loss, *others, seconds=seconds)
+        asked = self._pending.pop(worker)
+        space = self.history.space
+        # As in a run, the record has the hyperparameters, but no inactive genes.
+        individual = Individual(space, space.encode(asked.params))
+        individual.trial = asked.trial
+        individual.rank = individual.current = asked.rank
+        self._propagators[worker].tell(individual, loss, *others, seconds=seconds)
         if self._rng.random() > _EXCHANGE:
             return
         own = self._populations[worker // self._size]

@@ -36,8 +36,8 @@ Told = dict[str, list[float]]
 def assert_as_by_textbook(told: Told, _: int, *, cases: int) -> None:
     """Assert that all losses equal those of a plain loop.
 
-    The cases have batches that the ranks cannot divide equally, with and without batch
-    normalisation, dropout, gradient clipping, and gradient accumulation.
+    The cases have batches that the ranks cannot divide equally, and others of batch normalisation,
+    dropout, gradient clipping, and gradient accumulation.
     """
     assert len(told) == cases
     wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
