@@ -1,10 +1,10 @@
 """Search hyperparameters of a transformer whose training may need more memory than there is.
 
-    python -m benchmarks.memory_limit --minutes 8 --seeds 3
+    python -m benchmarks.memory_limit --minutes 8 --seeds 0 1 2
 
 Each search runs on 4 ranks until a time limit. The file is also the search: the transformer of
 `search_spaces/text_transformer.py` with other sizes. A trainer may allocate `megabytes` more than
-at its first evaluation. The largest networks of the space need about four times as much.
+at its first evaluation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from hpo import Float, Int, Ordinal, SearchSpace, Worker
+from hpo.errors import ExitStatus
 from hpo.results.reader import RunReader
 from hpo.store.evaluations import Evaluation
 from hpo.training import TextDataset
 from search_spaces import text_transformer
 
 ROOT = Path(__file__).resolve().parents[1]
-MORE_TO_DO = 75  # Exit status of a run that can be resumed.
 
 space = SearchSpace(
     depth=Int(2, 8),
@@ -83,7 +83,7 @@ def run_search(propagator: str, seed: int, seconds: float) -> list[Evaluation]:
         ended = subprocess.run(
             command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=seconds + 300, check=False
         )
-        if ended.returncode != MORE_TO_DO:
+        if ended.returncode != ExitStatus.UNFINISHED:
             raise SystemExit(f"{' '.join(command)} ended with status {ended.returncode}")
         return [
             each for each in RunReader(Path(folder, "run")).read_evaluations() if each.is_finished

@@ -62,6 +62,7 @@ class IslandWorker:
                 time.monotonic(),
                 ended_before=self._history.ended_count,
             )
+        rank = self._find_rank(self._worker)
         self._propagator_name = options.propagators[self._island % len(options.propagators)]
         self._propagator = make_propagator(
             self._propagator_name,
@@ -69,7 +70,7 @@ class IslandWorker:
             f"{options.seed}/{self._worker}/{len(recorded)}",
             self._history,
             workers=layout.count_island_workers(self._island),
-            worker=self._find_rank(self._worker),
+            worker=rank,
         )
         self._exchange = Exchange(
             leaders,
@@ -82,7 +83,6 @@ class IslandWorker:
         self._propagator.population = self._exchange.population
         for evaluation in recorded:
             self._add_to_population(evaluation)
-        rank = self._find_rank(self._worker)
         self._generation = sum(member.rank == rank for member in self._exchange.population)
 
     def run(self, evaluate: Callable[[Assignment], Attempt]) -> None:

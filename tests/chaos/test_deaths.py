@@ -92,7 +92,7 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
     assert {way for way in planned.values() if way} == set(ways)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     """Crashes happen before or after the first loss, in turn.
 
@@ -159,7 +159,7 @@ def test_early_crash_on_a_slow_leader_fails_its_evaluation(mpi: Mpi, tmp_path: P
     assert_only_failed(tmp_path, ["close"] * 6)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     """Two workers hang at the same time, in different ways.
 

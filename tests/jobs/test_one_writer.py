@@ -69,9 +69,9 @@ def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple
     return [(rank, event, path) for rank, event, path, when in notes if first < when < last]
 
 
-def test_run_dir_is_changed_by_first_rank_only(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_dir_is_changed_by_first_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
     accesses = record_file_access(
-        tmp_path, mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2"
+        tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2"
     )
     assert accesses, "no file access was recorded"
     assert {rank for rank, _, _ in accesses} == {0}

@@ -7,7 +7,6 @@ list of functions below, separated by commas. Each of them compares losses, stat
 import itertools
 import math
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -310,21 +309,12 @@ def ways(name: str) -> list[ParallelSettings]:
     return found
 
 
-def compare_ways(names: Iterable[str]) -> None:
-    for name in names:
+def plain() -> None:
+    for name in NETWORKS:
         expected, validated = textbook(name)
         for settings in ways(name):
             got, also, _ = trained(name, settings)
             told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
-
-
-def dropout_and_norm() -> None:
-    """Compare the networks that have dropout, with batch or layer normalisation."""
-    compare_ways(["conv-norm-dropout", "transformer"])
-
-
-def plain() -> None:
-    compare_ways(NETWORKS)
     for parallel in ("replicate", "shard"):
         expected, validated = textbook("conv-norm", accumulate=3)
         got, also, _ = trained("conv-norm", ParallelSettings(parallel, accumulate=3))

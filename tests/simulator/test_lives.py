@@ -26,7 +26,7 @@ def simulate(*options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 50])
+@pytest.mark.parametrize("first", [0, 50, 100])
 def test_lives_keep_all_promises(first: int) -> None:
     done = simulate("--lives", 50, "--first", first, "--jobs", 1)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
