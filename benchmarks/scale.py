@@ -1,256 +1,224 @@
-"""Measure how many workers one writer of the study serves.
-
-Simulated leaders, without torch, send to the real writer.
+"""Measure the first rank of runs with up to ten thousand workers, in virtual time.
 
     python -m benchmarks.scale
 
-Each MPI process runs many leaders, one thread each. In each evaluation, a leader claims a trial
-from the writer, reports ten losses, and receives the evaluations of all others. The first process
-runs the writer. Its main thread also does other work, such as training, which ``--work`` selects.
-File operations are as slow as on a parallel file system (benchmarks/slow.py).
+The first rank runs the real writer of the study, and answers the calls of all leaders. The leaders
+are simulated (`tests.simulator`): each claims a trial, reports ten losses, ends the trial, and
+reads the changes, in virtual time. Leaders of a host share the changes that they receive, as in
+`hpo.store.study_client`. They do not learn from them.
+
+The CPU time of the first rank is measured, and delays its answers. Each file operation takes 5 ms,
+as on a parallel file system.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import multiprocessing
 import os
 import random
-import resource
-import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slow import slow_files
-from benchmarks.utilization import LOSSES
-from hpo import Categorical, Float, Int, SearchSpace
+from tests.simulator import mpi
 
-ROOT = Path(__file__).resolve().parents[1]
-SPACE = SearchSpace(
-    layers=Int(1, 20),
-    lr=Float(1e-5, 1.0, log=True),
-    width=Int(16, 4096, log=True),
-    dropout=Float(0.0, 0.9),
-    gamma=Float(0.0, 1.0),
-    activation=Categorical("relu", "tanh", "elu"),
-)
+mpi.install()  # before hpo is imported
 
+from benchmarks.utilization import LOSSES  # noqa: E402
+from benchmarks.writer import SPACE, make_writer  # noqa: E402
+from hpo.ranks.communicator import SleepingComm  # noqa: E402
+from hpo.ranks.rpc import RpcClient, RpcServer  # noqa: E402
+from hpo.store.study_client import StudyClient  # noqa: E402
+from tests.simulator.replacements import Replacements  # noqa: E402
+from tests.simulator.scheduler import Process, Scheduler, Task  # noqa: E402
 
-def _run_python() -> None:
-    sum(number * number for number in range(1000))
-
-
-def _run_native_code() -> None:
-    sum(range(1_000_000))  # Holds Python's lock for about 20 ms.
+_LATENCY = 1e-5  # Mean seconds that a message takes.
+_WORKERS_PER_HOST = 8
+_OPERATION_SECONDS = 5e-3
+_OPERATIONS = ("fsync", "symlink", "link", "rename", "replace", "unlink")
 
 
-def _train_network() -> None:
-    import torch
+class MeasuringScheduler(Scheduler):
+    """A scheduler for which the CPU time of one process passes as virtual time.
 
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(8, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 8, 3)
-    )
-    optimizer = torch.optim.AdamW(network.parameters())
-    for _ in range(100):
-        loss = network(torch.ones(16, 8, 16, 16)).square().mean()
-        loss.backward()
-        optimizer.step()
-
-
-WORK: dict[str, Callable[[], None]] = {
-    "nothing": lambda: time.sleep(0.05),
-    "training": _train_network,
-    "python": _run_python,
-    "native": _run_native_code,
-}
-
-
-class Leader:
-    """One simulated leader."""
-
-    def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
-        from hpo.breeding.evaluation_history import RecordedHistory
-        from hpo.store.study_client import StudyClient
-
-        self._recorder = StudyClient(calls.call, calls.notify)
-        self._past = RecordedHistory(SPACE, self._recorder.objectives, self._recorder.read_changes)
-        self._rng = random.Random(number)
-        self._number = number
-        self._seconds = seconds
-        self._each = each
-        self.waits: list[float] = []
-        self.busy = 0.0
-        self.learning = 0.0
-
-    def run(self) -> None:
-        """Evaluate `each` individuals, one after another."""
-        from hpo.errors import DuplicateError
-
-        time.sleep(self._rng.random() * self._seconds)  # Leaders start and end at different times.
-        for generation in range(self._each):
-            began = time.perf_counter()
-            used = time.thread_time()
-            self._past.update()
-            self.learning += time.thread_time() - used
-            assignment = None
-            while assignment is None:
-                with suppress(DuplicateError):
-                    params = self._past.draw_new(self._rng)
-                    place = {
-                        "island": 0,
-                        "worker": self._number,
-                        "generation": generation,
-                        "propagator": "ga",
-                    }
-                    assignment = self._recorder.claim(params or {}, **place)
-            self.waits.append(time.perf_counter() - began)
-            self._evaluate(assignment)
-
-    def _evaluate(self, assignment: Any) -> None:
-        began = time.perf_counter()
-        for step in range(1, LOSSES + 1):
-            time.sleep(self._seconds / LOSSES)
-            self._recorder.notify.report(assignment, step, 1 / step)
-        seconds = time.perf_counter() - began
-        self._recorder.notify.complete(
-            assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5}
-        )
-        self.busy += seconds
-
-
-def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str) -> None:
-    """Run one MPI process of the simulation.
-
-    The first process writes the study and prints the result.
+    Attributes:
+        cpu: The CPU seconds of this process so far.
     """
-    from hpo.ranks.communicator import get_world
-    from hpo.ranks.job import Job
-    from hpo.ranks.rank_watch import RankWatch
-    from hpo.run.run_search import connect_writer
 
-    comm = get_world()
-    with RankWatch(comm) as watch:
-        job = Job(comm, watch)
-        make = partial(make_writer, folder, leaders * comm.size * each) if job.is_first else None
-        with connect_writer(job, make) as (calls, _):
-            first = comm.rank * leaders
-            several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
-            threads = [threading.Thread(target=leader.run) for leader in several]
-            comm.barrier()
-            memory, began = _read_memory(), time.perf_counter()
-            for thread in threads:
-                thread.start()
-            used = time.process_time()
-            while comm.rank == 0 and any(thread.is_alive() for thread in threads):
-                WORK[work]()
-            for thread in threads:
-                thread.join()
-            span = time.perf_counter() - began
-            used = time.process_time() - used
-            calls.call("commit")
-            result = (several, span, (_read_memory() - memory) / leaders)
-            found = (
-                comm.gather([(one.waits, one.busy, one.learning) for one in several]),
-                comm.gather(result[1:]),
-            )
-        if comm.rank == 0:
-            _print_result(*found, used, work)
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng, preemption=0.0)
+        self.measured = Process("rank 0", "host0")
+        self.cpu = 0.0
+        self._began = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Let the current task sleep after the CPU time that it has used."""
+        super().sleep(seconds + self._measure())
+
+    def wait_for_event(self, limit: float) -> None:
+        """Let the CPU time of the current task pass, and let it wait if nothing happens then."""
+        events = self.process.events
+        if used := self._measure():
+            super().sleep(used)
+        if self.process.events == events:
+            super().wait_for_event(limit)
+
+    def _measure(self) -> float:
+        """Return the CPU seconds of the current task since it continued."""
+        if self.process is not self.measured:
+            return 0.0
+        used = time.process_time() - self._began
+        self.cpu += used
+        return used
+
+    def _continue(self, task: Task, number: int) -> None:
+        self._began = time.process_time()
+        super()._continue(task, number)
 
 
-def make_writer(folder: Path, budget: int) -> Any:
-    """Return the writer of a new study in a folder, with this budget."""
-    from hpo.store.cached_storage import CachedStorage
-    from hpo.store.checkpoints import CheckpointStore
-    from hpo.store.output_log import OutputLog
-    from hpo.store.record import Record
-    from hpo.store.storage import open_storage
-    from hpo.store.study_writer import Claims, StudyWriter
+@dataclass
+class Host:
+    """A host, and the number of bytes of changes that its leaders have received."""
 
-    path = folder / "study.log"
-    Record.create(path, "scale", SPACE.describe())
-    storage = open_storage(path)
-    mirror = CachedStorage(storage, storage.get_study_id_from_name("scale"))
-    log = OutputLog(lambda trial: folder / f"{trial}.txt")
-    writer = StudyWriter(mirror, "scale", log, CheckpointStore(folder))
-    writer.claims = Claims(writer, SPACE.make_distributions(), budget)
-    return writer
+    received: int = 0
 
 
-def _read_memory() -> float:
-    """Return the resident memory of this process, in bytes."""
-    return float(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+@dataclass
+class Leader:
+    """The leader of a worker: the calls of its evaluations, which take no time of their own."""
+
+    study: StudyClient
+    scheduler: Scheduler
+    number: int
+    host: Host
+    waits: list[float] = field(default_factory=list)
+    """Seconds between the end of an evaluation and the start of the next one."""
+    busy: float = 0.0
+    """Seconds in which it has evaluated."""
+
+    def run(self, evaluations: int, seconds: float) -> None:
+        """Evaluate, at times that differ from those of other leaders."""
+        rng = random.Random(self.number)
+        self.scheduler.sleep(seconds * rng.random())
+        for generation in range(evaluations):
+            began = self.scheduler.time
+            self._read_changes()
+            assignment = self._claim(rng, generation)
+            self.waits.append(self.scheduler.time - began)
+            self._evaluate(assignment, rng.expovariate(1 / seconds))
+
+    def _read_changes(self) -> None:
+        start = self.host.received
+        changes = self.study.call.read_changes(start)
+        self.host.received = max(self.host.received, start + len(changes))
+
+    def _claim(self, rng: random.Random, generation: int) -> Any:
+        place = {"island": 0, "worker": self.number, "propagator": "ga", "generation": generation}
+        return self.study.claim(SPACE.draw(rng), **place)
+
+    def _evaluate(self, assignment: Any, seconds: float) -> None:
+        self.busy += seconds
+        for step in range(1, LOSSES + 1):
+            self.scheduler.sleep(seconds / LOSSES)
+            self.study.notify.report(assignment, step, 1 / step)
+        self.study.notify.complete(assignment, 1 / LOSSES, seconds, {"accuracy": 0.5})
 
 
-def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
-    every = list(itertools.chain(*leaders))
-    waits = sorted(itertools.chain(*(waits for waits, _, _ in every)))
-    evaluations, span = len(waits), max(span for span, _ in processes)
-    busy, waiting = sum(busy for _, busy, _ in every), sum(waits)
-    others = evaluations * len(every)
-    learning = sum(learning for _, _, learning in every)
-    memory = statistics.mean(memory for _, memory in processes[1:] or processes)
-    print(
-        f"{len(every)} leaders, {evaluations} evaluations, "
-        f"{60 * evaluations / span:.0f} per minute; first process: {work}; "
-        f"share {busy / (busy + waiting):.3f}; "
-        f"a claim takes {1000 * statistics.median(waits):.1f} ms, "
-        f"99th percentile {1000 * waits[int(0.99 * evaluations)]:.0f}, "
-        f"maximum {1000 * waits[-1]:.0f}; "
-        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation; "
-        "each leader, for an evaluation of another, "
-        f"{1e6 * learning / others:.0f} us and {memory / evaluations:.0f} bytes",
-        flush=True,
+def measure(folder: Path, workers: int, seconds: float, evaluations: int) -> str:
+    """Simulate a run, and return its figures. Call it once in a process.
+
+    Args:
+        folder: Folder for the record.
+        workers: Number of workers.
+        seconds: Mean duration of an evaluation.
+        evaluations: Number of evaluations of each worker.
+    """
+    scheduler = MeasuringScheduler(random.Random(workers))
+    processes = [scheduler.measured, *(Process(f"rank {n}", "host") for n in range(1, workers + 1))]
+    network = mpi.Network(scheduler, processes, _LATENCY, on_abort=_fail)
+    writer = make_writer(folder, workers * evaluations)
+    Replacements(scheduler, folder, 0.0, os._exit, _fail)
+    _slow_files(scheduler)
+    comm = SleepingComm(mpi.make_world(network, 0))  # type: ignore[arg-type]
+
+    def settle() -> None:
+        writer.commit_if_due()
+        scheduler.sleep(0.0)  # The answers leave after the time that they took.
+
+    server = RpcServer(comm, writer.answer, settle, writer.batch_writes(), _fail)
+    scheduler.start(scheduler.measured, "answering", server._run)
+    hosts = [Host() for _ in range(workers // _WORKERS_PER_HOST + 1)]
+    leaders = []
+    tasks = []
+    for rank in range(1, workers + 1):
+        client = _make_client(network, rank)
+        leader = Leader(client, scheduler, rank - 1, hosts[rank // _WORKERS_PER_HOST])
+        run = partial(leader.run, evaluations, seconds)
+        leaders.append(leader)
+        tasks.append(scheduler.start(processes[rank], "main", run))
+    scheduler.run(lambda: all(task.body.dead for task in tasks))
+    return _describe(leaders, seconds, scheduler, network)
+
+
+def _make_client(network: mpi.Network, rank: int) -> StudyClient:
+    client = RpcClient(SleepingComm(mpi.make_world(network, rank)))  # type: ignore[arg-type]
+    return StudyClient(client.call, client.notify)
+
+
+def _fail(*reasons: object) -> None:
+    raise AssertionError(f"the first rank has ended: {reasons}")
+
+
+def _slow_files(scheduler: Scheduler) -> None:
+    """Let each file operation take 5 ms."""
+
+    def slow(operate: Callable[..., Any]) -> Callable[..., Any]:
+        def slowed(*arguments: Any, **options: Any) -> Any:
+            scheduler.sleep(_OPERATION_SECONDS)
+            return operate(*arguments, **options)
+
+        return slowed
+
+    for name in _OPERATIONS:
+        setattr(os, name, slow(getattr(os, name)))
+
+
+def _describe(
+    leaders: list[Leader], seconds: float, scheduler: MeasuringScheduler, network: mpi.Network
+) -> str:
+    waits = sorted(wait for leader in leaders for wait in leader.waits)
+    busy = sum(leader.busy for leader in leaders)
+    count = len(waits)
+    return (
+        f"{len(leaders)} workers, {seconds:.0f} s: they evaluate in "
+        f"{100 * busy / (busy + sum(waits)):.2f}% of the time; a claim takes "
+        f"{1000 * waits[count // 2]:.0f} ms (median), {1000 * waits[int(0.99 * count)]:.0f} ms "
+        f"(99th percentile); the first rank uses {1000 * scheduler.cpu / count:.2f} ms of CPU per "
+        f"evaluation, {100 * scheduler.cpu / scheduler.time:.0f}% of a core; "
+        f"{network.message_count / count:.1f} messages"
     )
 
 
 def main() -> None:
-    """Run a simulation for each number of workers and each kind of work of the first process."""
+    """Measure runs of several sizes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, nargs="+", default=[100, 300, 1000])
-    parser.add_argument("--processes", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60.0, help="duration of an evaluation")
-    parser.add_argument("--each", type=int, default=3, help="evaluations per worker")
-    parser.add_argument("--milliseconds", type=float, default=5.0, help="delay of a file operation")
-    parser.add_argument(
-        "--work", choices=WORK, nargs="+", default=["nothing"], help="work of the first process"
-    )
-    parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, nargs="+", default=[250, 1000, 3000, 10000])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[120.0, 600.0])
+    parser.add_argument("--evaluations", type=int, default=3, help="evaluations of each worker")
     chosen = parser.parse_args()
-    if chosen.part_of:
-        run_process(chosen.part_of, chosen.workers[0], chosen.seconds, chosen.each, chosen.work[0])
-        return
-    for workers, work in itertools.product(chosen.workers, chosen.work):
-        with tempfile.TemporaryDirectory() as folder:
-            slow = slow_files(Path(folder), chosen.milliseconds / 1000, str(ROOT))
-            command = [
-                "mpirun",
-                "-n",
-                str(chosen.processes),
-                sys.executable,
-                "-m",
-                "benchmarks.scale",
-            ]
-            command += ["--part-of", folder, "--workers", str(workers // chosen.processes)]
-            command += [
-                "--seconds",
-                str(chosen.seconds),
-                "--each",
-                str(chosen.each),
-                "--work",
-                work,
-            ]
-            environment = {**os.environ, **slow, "OMP_NUM_THREADS": "1"}
-            subprocess.run(command, check=True, env=environment, timeout=3600)
+    fork = multiprocessing.get_context("fork")
+    for workers in chosen.workers:
+        for seconds in chosen.seconds:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, fork.Pool(1) as pool:
+                size = (workers, seconds, chosen.evaluations)
+                print(pool.apply(measure, (Path(folder), *size)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,17 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale import SPACE, make_writer
 from benchmarks.utilization import LOSSES
+from hpo import Categorical, Float, Int, SearchSpace
+
+SPACE = SearchSpace(
+    layers=Int(1, 20),
+    lr=Float(1e-5, 1.0, log=True),
+    width=Int(16, 4096, log=True),
+    dropout=Float(0.0, 0.9),
+    gamma=Float(0.0, 1.0),
+    activation=Categorical("relu", "tanh", "elu"),
+)
 
 
 def measure(workers: int, evaluations: int) -> float:
@@ -40,11 +49,30 @@ def measure(workers: int, evaluations: int) -> float:
             for _ in range(evaluations):
                 worker, assignment = running.popleft()
                 _evaluate(writer, assignment, rng)
-                _, known[worker] = writer.answer("read_changes", known[worker])
+                known[worker] += len(writer.answer("read_changes", known[worker]))
                 running.append((worker, _claim(writer, rng, worker)))
                 writer.commit_if_due()
             used = time.process_time() - began
     return 1000 * used / evaluations
+
+
+def make_writer(folder: Path, budget: int) -> Any:
+    """Return the writer of a new study in a folder, with this budget."""
+    from hpo.store.cached_storage import CachedStorage
+    from hpo.store.checkpoints import CheckpointStore
+    from hpo.store.output_log import OutputLog
+    from hpo.store.record import Record
+    from hpo.store.storage import open_storage
+    from hpo.store.study_writer import Claims, StudyWriter
+
+    path = folder / "study.log"
+    Record.create(path, "writer", SPACE.describe())
+    storage = open_storage(path)
+    mirror = CachedStorage(storage, storage.get_study_id_from_name("writer"))
+    log = OutputLog(lambda trial: folder / f"{trial}.txt")
+    writer = StudyWriter(mirror, "writer", log, CheckpointStore(folder))
+    writer.claims = Claims(writer, SPACE.make_distributions(), budget)
+    return writer
 
 
 def _make_gate(writer: Any, workers: int) -> Any:

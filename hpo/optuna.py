@@ -161,6 +161,7 @@ class _Group:
             and not trial.state.is_finished()
             and self._find_params(trial) is None
         }
+        self._propagator.history.update()
         found = self._propagator.ask().params
         for _ in range(_TRIES):
             if found not in self._suggested.values():

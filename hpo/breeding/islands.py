@@ -91,20 +91,22 @@ class IslandWorker:
         All leaders return at the same time, after all results have been written to disk.
         """
         self._leaders.barrier()
+        self._history.update()
         while True:
             individual = self._propagator.ask()
             try:
                 assignment = self._claim(individual)
             except DuplicateError:  # Another worker has claimed the same since the last update.
+                self._history.update()
                 continue
             if assignment is None:
                 break
             attempt = evaluate(assignment)
             if attempt.is_stopped:
                 break
+            self._history.update()
             if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
                 self._generation += 1
-                self._history.update()
                 self._exchange.migrate()
         if self._importing is not None:
             # At the end of a run, the main thread imports some of the same modules. Two threads

@@ -54,10 +54,9 @@ class Propagator(ABC):
     def ask(self) -> Individual:
         """Breed an individual that is new to the run and satisfies the constraints.
 
-        If ten tries do not breed one, it is drawn at random. If nothing new is left, any random
-        individual is returned.
+        Update the history before. If ten tries do not breed one, it is drawn at random. If nothing
+        new is left, any random individual is returned.
         """
-        self.history.update()
         space = self.history.space
         # Individuals that were replaced cannot be parents.
         population = [individual for individual in self.population if individual.active]
@@ -148,7 +147,7 @@ def make_following_propagator(
     seed: str,
     read_changes: Callable[[], Sequence[Evaluation]],
 ) -> Propagator:
-    """Return a propagator that learns from recorded evaluations alone, at each `ask`.
+    """Return a propagator that learns from recorded evaluations alone, when its history is updated.
 
     Args:
         name: A name in `hpo.options.PROPAGATORS_WITHOUT_MPI`.

@@ -159,6 +159,7 @@ class Search:
             with self._change():
                 self._requeue_lost()
                 propagator = self._prepare_propagator()
+                propagator.history.update()
                 individual = propagator.ask()
                 is_new = not propagator.history.is_known(individual.params)
                 attributes = self._make_attributes()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from hpo.breeding.islands import IslandWorker
 from hpo.evaluation.leader import Checkpointer, Leader, Limits
 from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.process.linux import identify_pid_namespace
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rpc import RpcClient
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX
-from hpo.store.study_client import StudyClient
+from hpo.store.study_client import ReceivedChanges, StudyClient
 
 if TYPE_CHECKING:
     from hpo.run.run_search import SearchRank
@@ -29,7 +30,7 @@ def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     options = rank.options
     manifest = rank.manifest
     script = rank.state.problem.file.script
-    study = _make_study_client(rank, client)
+    study = _make_study_client(rank, leaders, client)
     limits = Limits(
         options.evaluation_timeout,
         options.max_failures or None,
@@ -51,7 +52,7 @@ def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
 
 def confirm(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     """Run all confirmations that the study has enqueued. The arguments are those of `search`."""
-    study = _make_study_client(rank, client)
+    study = _make_study_client(rank, leaders, client)
     store = CheckpointStore(rank.run_dir.checkpoints, CONFIRMATION_PREFIX)
     checkpointer = Checkpointer(store, rank.options.checkpoint_every)
     limits = Limits(rank.options.evaluation_timeout)
@@ -68,7 +69,17 @@ def confirm(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     leaders.barrier()
 
 
-def _make_study_client(rank: SearchRank, client: RpcClient) -> StudyClient:
+def _make_study_client(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> StudyClient:
+    """Return the client of a stage, which shares received changes with the leaders of its host.
+
+    Collective: call on all leaders. All of them must call it before any of them ends the stage.
+    """
+    received = ReceivedChanges()
+    namespace = identify_pid_namespace()
+    paths = leaders.allgather((namespace, received.path))
+    first = next(path for other, path in paths if other == namespace)
+    if first != received.path:
+        received.share_file(first)
     watch = rank.job.watch
     return StudyClient(
         client.call,
@@ -76,6 +87,7 @@ def _make_study_client(rank: SearchRank, client: RpcClient) -> StudyClient:
         rank.manifest.objectives,
         lambda: watch.active_stop is not None,
         rank.group.describe_places(),
+        received,
     )
 
 

@@ -186,7 +186,7 @@ class StudyWriter(Record):
         self._unpublished: list[Evaluation] = []  # Changes that are not yet durable.
         # Durable changes that `take_committed` has not returned.
         self._committed: deque[Evaluation] = deque()
-        self._pickled_changes: list[bytes] = []
+        self._pickled_changes = bytearray()
         self._next_commit_at = 0.0
         self._has_claims = False  # Whether a trial has started since the last commit.
         self._known_warnings: set[str] = set()
@@ -266,10 +266,10 @@ class StudyWriter(Record):
         self.health_gate.end_test(assignment, failure)
         super().end_test(assignment, failure, seconds)
 
-    def read_changes(self, since: int) -> tuple[bytes, int]:
-        """Return the changes after the first `since`, as joined pickles, and their total number."""
+    def read_changes(self, start: int) -> bytes:
+        """Return all changes as joined pickles, without the first `start` bytes."""
         self._collect_changes()
-        return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
+        return bytes(memoryview(self._pickled_changes)[start:])
 
     def decide_pruning(
         self, assignment: Assignment, losses: int, loss: float, metrics: Mapping[str, float]
@@ -353,8 +353,7 @@ class StudyWriter(Record):
     def _collect_changes(self) -> None:
         for evaluation in self._follower.read():
             self._unpublished.append(evaluation)
-            self._pickled_changes.append(
-                pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS))
-            )
+            shared = tuple(getattr(evaluation, name) for name in SHARED_FIELDS)
+            self._pickled_changes += pickle.dumps(shared)
             if self.weights:
                 self.weights.update(evaluation)

@@ -22,7 +22,7 @@ from typing import Any
 from hpo.evaluation import rank_group, supervision
 from hpo.process import clock
 from hpo.ranks import communicator, rank_watch, rpc
-from hpo.run import first_rank
+from hpo.run import first_rank, leader_stages
 from hpo.store import study_client
 from hpo.views import progress
 from tests.simulator.scheduler import Process, Scheduler, Task
@@ -120,6 +120,7 @@ class Replacements:
     def _replace_operating_system(self, exit_process: Callable[[int], None]) -> None:
         scheduler = self._scheduler
         _replace(socket, "gethostname", lambda: scheduler.process.host)
+        _replace(leader_stages, "identify_pid_namespace", lambda: scheduler.process.host)
         _replace(rank_group, "_find_source_address", lambda _: "127.0.0.1")
         _replace(rank_group, "find_interface", lambda _: "lo")
         _replace(os, "_exit", exit_process)
