@@ -142,7 +142,7 @@ def measure(folder: Path, workers: int, seconds: float, evaluations: int) -> str
     processes = [scheduler.measured, *(Process(f"rank {n}", "host") for n in range(1, workers + 1))]
     network = mpi.Network(scheduler, processes, _LATENCY, on_abort=_fail)
     writer = make_writer(folder, workers * evaluations)
-    Replacements(scheduler, folder, 0.0, os._exit, _fail)
+    Replacements(scheduler, folder, 0.0, os._exit)
     _slow_files(scheduler)
     comm = SleepingComm(mpi.make_world(network, 0))  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.job_server import get_environment
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
+from tests.support.limits import measure_slowness
 from tests.support.template_server import get_template_environment
 
 # The variables that tests keep: paths and languages. All others would reach the jobs of the tests,
@@ -78,6 +79,12 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, without the tests and modules, which are never freed."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Measure the speed of the machine before the first test that may have time limits."""
+    if item.get_closest_marker("mpi") or item.get_closest_marker("slow"):
+        measure_slowness()
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,6 @@ class SimulatedJob:
             plan.options["run_dir"],
             plan.start,
             self._exit_rank,
-            self._kill_job_now,
         )
         vars(run_search)["prepare_rank"] = self._prepare_rank
 
@@ -163,7 +162,8 @@ class SimulatedJob:
         process = self._ranks[fault.rank]
         acts: dict[str, Callable[[], None]] = {
             "kill job": self._kill_job,
-            "kill at disk": self._arm_disk,
+            "kill at disk": lambda: self._kill_later("disk"),
+            "kill at checkpoint": lambda: self._kill_later("checkpoint"),
             "kill rank": lambda: self._kill_rank(process),
             "lose host": lambda: self._lose_host(process.host),
             "suspend rank": lambda: self._suspend([process], self._rng.uniform(1.0, 8.0)),
@@ -171,15 +171,14 @@ class SimulatedJob:
             "second job": self._try_second_job,
             "disk": self._break_disk,
         }
-        acts.get(fault.kind, lambda: self._send_signal(fault.kind, process))()
+        acts.get(fault.kind, lambda: self._signal_soon(fault.kind, process))()
 
     def _kill_job(self) -> None:
         self._outcome.is_killed = True
         self._is_over = True
 
-    def _arm_disk(self) -> None:
-        self._replaced.kills_at_checkpoints = self._rng.random() < 0.3
-        self._replaced.events_to_kill = self._rng.randint(1, 12)
+    def _kill_later(self, kind: str) -> None:
+        self._replaced.arm(kind, self._rng.randint(1, 12), self._kill_job_now)
 
     def _break_disk(self) -> None:
         self._replaced.failing_until = self._scheduler.time + self._rng.expovariate(1.0)
@@ -193,6 +192,15 @@ class SimulatedJob:
         self._lose([process for process in self._ranks if process.host == host])
         if is_early or host == self._ranks[0].host:  # The launcher runs on the first host.
             self._end_job_soon(ExitStatus.CRASHED)
+
+    def _signal_soon(self, name: str, receiver: Process) -> None:
+        """Send a signal now, or when a trial has been claimed and its evaluation has not begun."""
+        if self._rng.random() < 0.5:
+            self._send_signal(name, receiver)
+        else:
+            self._replaced.arm(
+                "claim", self._rng.randint(1, 5), lambda: self._send_signal(name, receiver)
+            )
 
     def _send_signal(self, name: str, receiver: Process) -> None:
         """Send a signal to all ranks, as launchers do, or only to one."""

@@ -31,7 +31,9 @@ _REAL_SECONDS = 120.0  # after which a session counts as an endless loop
 # Each ends the session.
 _ENDS = (
     "kill job",
-    *["kill at disk"] * 4,
+    *["kill at disk"] * 3,
+    "kill at checkpoint",
+    "kill at checkpoint",
     "kill rank",
     "lose host",
     "SIGTERM",
@@ -45,11 +47,13 @@ _STATUSES: frozenset[int | None] = frozenset(
 _STATUSES_AFTER: dict[str, tuple[int | None, ...]] = {
     "kill job": (None,),
     "kill at disk": (None,),
+    "kill at checkpoint": (None,),
     "kill rank": (None, ExitStatus.CRASHED),
     "lose host": (None, ExitStatus.CRASHED),
     "disk": (ExitStatus.CRASHED, ExitStatus.USAGE_ERROR),
     **dict.fromkeys(("SIGTERM", "SIGUSR1", "SIGINT"), (ExitStatus.UNFINISHED,)),
 }
+_MEAN_TIMES = (1e-3, 0.1, 20.0, 20.0, 20.0)  # of faults, in seconds: a run starts, or searches
 _DISTURBANCES = ("suspend rank", "suspend job", "second job")
 # Beginnings of failures that an objective without a fault can have.
 _OTHER_FAILURES = ("timeout: ", "the job crashed ")
@@ -83,7 +87,7 @@ class Life:
         self.switches = 0
         self._run_dir = folder / "run"
         self._journal = self._run_dir / "study.log"
-        self._is_calm = True  # No objective fails, and nothing is suspended.
+        self._was_suspended = False
         self._printed: set[int] = set()
         self._claimed: Counter[int] = Counter()
         self._begun: set[int] = set()
@@ -106,7 +110,7 @@ class Life:
             "collective_timeout": rng.choice([5.0, 30.0, 120.0]),
             # Without a limit, an evaluation on one rank may hang.
             "evaluation_timeout": rng.choice([20.0, 60.0]) if self._fault_share else math.inf,
-            "checkpoint_every": rng.choice([None, 1.0, math.inf]),
+            "checkpoint_every": rng.choice([None, 1.0, 1.0, math.inf]),
             "max_failures": rng.choice([0, 0, 5]),
             "pollination": rng.random() < 0.7,
         }
@@ -157,7 +161,7 @@ class Life:
             slowness=rng.choice([0.0, 0.0, 1e-3, 0.1]),
             start=number * 100_000.0,
             faults=[
-                Fault(rng.expovariate(1 / 20.0) * rng.choice([0, 1, 1]), kind, rng.randrange(ranks))
+                Fault(rng.expovariate(1 / rng.choice(_MEAN_TIMES)), kind, rng.randrange(ranks))
                 for kind in kinds
             ],
         )
@@ -190,8 +194,9 @@ class Life:
         bugs = [text for text in outcome.warnings if "Traceback" in text]
         _require(not bugs, bugs[0].splitlines()[-1] if bugs else "")
         has_pauses = any(one.kind.startswith("suspend") for one in plan.faults)
-        self._is_calm &= self._fault_share == 0.0 and not has_pauses
-        is_late = self._is_calm and len(plan.faults) == 1 and outcome.is_late
+        self._was_suspended |= has_pauses
+        is_calm = self._fault_share == 0.0 and not self._was_suspended and len(plan.faults) == 1
+        is_late = is_calm and outcome.is_late
         _require(not is_late, "it was stopped, and did not end in time")
         evaluations = self._read_evaluations()
         self.evaluations = len(evaluations)
@@ -251,7 +256,8 @@ class Life:
             is_expected = (one.failure or "").startswith(_OTHER_FAILURES)
             if one.state == "failed" and not behavior.fault:
                 _require(is_expected, f"trial {one.trial} failed: {one.failure}")
-            if one.state in ("waiting", "running") and self._is_calm:
+            is_sound = not behavior.fault and not self._was_suspended
+            if one.state in ("waiting", "running") and is_sound:
                 before = one if one.retry_of is None else evaluations[one.retry_of]
                 step = max(one.checkpoint_step, before.checkpoint_step)
                 is_lost = step > 0 and _count_saved_losses(store.get_path(root)) < step

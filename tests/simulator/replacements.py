@@ -39,8 +39,6 @@ class Replacements:
     """The replaced functions of one job.
 
     Attributes:
-        events_to_kill: The number of changes of the disk until the job is killed; 0 for never.
-        kills_at_checkpoints: Whether only changes of checkpoints count.
         failing_until: The virtual time until which flushes of files fail.
         synced: The size of each file at its last flush, by inode.
         warnings: The messages of the watch.
@@ -54,12 +52,9 @@ class Replacements:
         run_dir: Path,
         start: float,
         exit_process: Callable[[int], None],
-        kill_job: Callable[[], None],
     ) -> None:
         self._run_dir = run_dir
-        self._kill_job = kill_job
-        self.events_to_kill = 0
-        self.kills_at_checkpoints = False
+        self._armed: dict[str, tuple[int, Callable[[], None]]] = {}
         self._scheduler = scheduler
         self._start = start
         self._clocks: dict[Process, clock.Clock] = {}
@@ -73,6 +68,22 @@ class Replacements:
         self._replace_threads()
         self._replace_operating_system(exit_process)
         self._observe_results()
+
+    def arm(self, kind: str, count: int, act: Callable[[], None]) -> None:
+        """Call `act` at the event number `count` of a kind, from now on.
+
+        Kinds are "disk" and "checkpoint", directly before or after the disk, or a checkpoint on it,
+        changes; and "claim", when a leader has claimed a trial.
+        """
+        self._armed[kind] = (count, act)
+
+    def _pass_event(self, kind: str) -> None:
+        if kind in self._armed:
+            count, act = self._armed.pop(kind)
+            if count == 1:
+                act()
+            else:
+                self._armed[kind] = (count - 1, act)
 
     def get_time_of_day(self) -> float:
         """Return the virtual time in seconds since the epoch."""
@@ -150,10 +161,9 @@ class Replacements:
     def _pass_disk_event(self, is_checkpoint: bool = False) -> None:
         """Perhaps let other tasks run, or end the job, before or after a change of the disk."""
         self._scheduler.preempt()
-        if self.events_to_kill > 0 and (is_checkpoint or not self.kills_at_checkpoints):
-            self.events_to_kill -= 1
-            if self.events_to_kill == 0:
-                self._kill_job()
+        self._pass_event("disk")
+        if is_checkpoint:
+            self._pass_event("checkpoint")
 
     def _flush(self, descriptor: int) -> None:
         self._pass_disk_event()
@@ -186,6 +196,7 @@ class Replacements:
             assignment = claim(client, params, **attributes)
             if assignment is not None and assignment.confirms is None:
                 self.claimed.append((assignment.number, attributes["worker"]))
+                self._pass_event("claim")
             return assignment
 
         _replace(rank_watch, "warn", note_warning)

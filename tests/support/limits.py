@@ -12,11 +12,15 @@ _USUAL_SECONDS = 1.3  # in which a usual machine imports torch
 
 def scale(seconds: float) -> float:
     """Return a time limit for this machine; `seconds` is that of a usual machine."""
-    return seconds * _measure_slowness()
+    return seconds * measure_slowness()
 
 
 @cache
-def _measure_slowness() -> float:
+def measure_slowness() -> float:
+    """Return how many times slower this machine is than a usual one, at least 1.
+
+    The first call takes seconds. In a test, it would come while a job is running.
+    """
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return max(1.0, (time.monotonic() - began) / _USUAL_SECONDS)
