@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 INTERRUPTED = "interrupted"
@@ -18,7 +18,7 @@ SHARED_FIELDS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # There may be millions.
 class Evaluation:
     """Represent one trial of the study with the fields that the program reads.
 
@@ -117,7 +117,7 @@ class Evaluation:
         """
         if not isinstance(other, Evaluation):
             return NotImplemented
-        return tuple(vars(self).values()) == tuple(vars(other).values())
+        return _list_values(self) == _list_values(other)
 
     @property
     def ranks(self) -> int:
@@ -168,6 +168,10 @@ class Evaluation:
     def counts_for_budget(self) -> bool:
         """Whether `is_finished` is true and the evaluation was not imported from another run."""
         return self.is_finished and not self.imported_from
+
+
+def _list_values(evaluation: Evaluation) -> list[Any]:
+    return [getattr(evaluation, each.name) for each in fields(evaluation)]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Claims:
             SuccessiveHalving(halving, record.objectives) if halving else None
         )
         self._changes = record.follow()
-        self._tried_params: set[frozenset[tuple[str, Any]]] = set()
+        self._tried: set[tuple[Any, ...]] = set()  # The values of all parameters of each trial.
         self._ended: set[int] = set()  # Trials that count against the budget.
         self._waiting: dict[int, Evaluation] = {}
         self._running: dict[int, Evaluation] = {}
@@ -108,7 +108,7 @@ class Claims:
             return self._record.promote(paused[0], attributes)
         if params is None or is_last:
             return None
-        if frozenset(params.items()) in self._tried_params:
+        if self._list_values(params) in self._tried:
             raise DuplicateError
         if inherits is not None:
             attributes["inherits"] = inherits
@@ -130,7 +130,11 @@ class Claims:
             elif evaluation.counts_for_budget:
                 self._ended.add(trial)
             if evaluation.tests is None:
-                self._tried_params.add(frozenset(evaluation.params.items()))
+                self._tried.add(self._list_values(evaluation.params))
+
+    def _list_values(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the values of all parameters; None for those that are not active."""
+        return tuple(map(params.get, self._distributions))
 
 
 # The time between two commits is at least a tenth of a second, unless a trial starts, since file

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -438,7 +438,7 @@ def test_cached_storage_after_commit_equals_plain_optuna(
     assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
     unlike = {"started": 0.0, "ended": 0.0}  # They come from different clocks.
     here, there = (
-        [vars(e) | unlike for e in record.read_evaluations()]
+        [asdict(e) | unlike for e in record.read_evaluations()]
         for record in (run.record, run.reopen())
     )
     assert [json.dumps(e, sort_keys=True) for e in here] == [
