@@ -15,7 +15,6 @@ import argparse
 import itertools
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -79,7 +78,6 @@ class Leader:
         self._each = each
         self.waits: list[float] = []
         self.busy = 0.0
-        self.learning = 0.0
 
     def run(self) -> None:
         """Evaluate `each` individuals, one after another."""
@@ -88,9 +86,7 @@ class Leader:
         time.sleep(self._rng.random() * self._seconds)  # Leaders start and end at different times.
         for generation in range(self._each):
             began = time.perf_counter()
-            used = time.thread_time()
             self._past.update()
-            self.learning += time.thread_time() - used
             assignment = None
             while assignment is None:
                 with suppress(DuplicateError):
@@ -136,7 +132,7 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
             threads = [threading.Thread(target=leader.run) for leader in several]
             comm.barrier()
-            memory, began = _read_memory(), time.perf_counter()
+            began = time.perf_counter()
             for thread in threads:
                 thread.start()
             used = time.process_time()
@@ -147,28 +143,16 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
             span = time.perf_counter() - began
             used = time.process_time() - used
             calls.call("commit")
-            result = (several, span, (_read_memory() - memory) / leaders)
-            found = (
-                comm.gather([(one.waits, one.busy, one.learning) for one in several]),
-                comm.gather(result[1:]),
-            )
+            found = (comm.gather([(one.waits, one.busy) for one in several]), comm.gather(span))
         if comm.rank == 0:
             _print_result(*found, used, work)
 
 
-def _read_memory() -> float:
-    """Return the resident memory of this process, in bytes."""
-    return float(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
+def _print_result(leaders: Any, spans: Any, used: float, work: str) -> None:
     every = list(itertools.chain(*leaders))
-    waits = sorted(itertools.chain(*(waits for waits, _, _ in every)))
-    evaluations, span = len(waits), max(span for span, _ in processes)
-    busy, waiting = sum(busy for _, busy, _ in every), sum(waits)
-    others = evaluations * len(every)
-    learning = sum(learning for _, _, learning in every)
-    memory = statistics.mean(memory for _, memory in processes[1:] or processes)
+    waits = sorted(itertools.chain(*(waits for waits, _ in every)))
+    evaluations, span = len(waits), max(spans)
+    busy, waiting = sum(busy for _, busy in every), sum(waits)
     print(
         f"{len(every)} leaders, {evaluations} evaluations, "
         f"{60 * evaluations / span:.0f} per minute; first process: {work}; "
@@ -176,9 +160,7 @@ def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
         f"a claim takes {1000 * statistics.median(waits):.1f} ms, "
         f"99th percentile {1000 * waits[int(0.99 * evaluations)]:.0f}, "
         f"maximum {1000 * waits[-1]:.0f}; "
-        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation; "
-        "each leader, for an evaluation of another, "
-        f"{1e6 * learning / others:.0f} us and {memory / evaluations:.0f} bytes",
+        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation",
         flush=True,
     )
 

@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Measure the speed of the machine before the first test that may have time limits."""
+    """Measure the speed of the machine before the first test with the marker mpi or slow."""
     if item.get_closest_marker("mpi") or item.get_closest_marker("slow"):
         measure_slowness()
 

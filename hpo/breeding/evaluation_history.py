@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hpo.breeding.encoding import GeneEncoding, Mask, Vector
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.space import SearchSpace, Value
+from hpo.space import SearchSpace, Value, make_key
 from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
 from hpo.store.inheritance import PARENTS_PER_ISLAND, find_parent
@@ -242,7 +242,7 @@ class EvaluationHistory:
         for evaluation in evaluations:
             self.changes.append(evaluation)
             self.parent_pool.add_evaluation(evaluation)
-            self._known.add(self._make_key(evaluation.params))
+            self._known.add(make_key(evaluation.params, self.space.parameters))
             self._prior_model = None  # It must be fitted again.
             for rows in (self._founders, self._heirs):
                 rows.running.pop(evaluation.trial, None)
@@ -314,7 +314,7 @@ class EvaluationHistory:
 
     def is_known(self, params: Mapping[str, Value]) -> bool:
         """Return whether the run has an evaluation of these hyperparameters, in any state."""
-        return self._make_key(params) in self._known
+        return make_key(params, self.space.parameters) in self._known
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
         """Draw random hyperparameters that are new to the run.
@@ -351,9 +351,6 @@ class EvaluationHistory:
             if self.is_stopping() or time.monotonic() > until:
                 break
         return None
-
-    def _make_key(self, params: Mapping[str, Value]) -> tuple[Value | None, ...]:
-        return tuple(params.get(name) for name in self.space.parameters)
 
 
 class RecordedHistory(EvaluationHistory):

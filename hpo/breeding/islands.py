@@ -91,7 +91,6 @@ class IslandWorker:
         All leaders return at the same time, after all results have been written to disk.
         """
         self._leaders.barrier()
-        self._history.update()
         while True:
             individual = self._propagator.ask()
             try:

@@ -54,8 +54,8 @@ class Propagator(ABC):
     def ask(self) -> Individual:
         """Breed an individual that is new to the run and satisfies the constraints.
 
-        Update the history before. If ten tries do not breed one, it is drawn at random. If nothing
-        new is left, any random individual is returned.
+        Call `history.update()` before. If ten tries do not breed one, it is drawn at random. If
+        nothing new is left, any random individual is returned.
         """
         space = self.history.space
         # Individuals that were replaced cannot be parents.

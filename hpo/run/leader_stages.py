@@ -30,7 +30,7 @@ def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     options = rank.options
     manifest = rank.manifest
     script = rank.state.problem.file.script
-    study = _make_study_client(rank, leaders, client)
+    study = _make_study_client(rank, client, _share_changes(leaders))
     limits = Limits(
         options.evaluation_timeout,
         options.max_failures or None,
@@ -52,7 +52,7 @@ def search(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
 
 def confirm(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     """Run all confirmations that the study has enqueued. The arguments are those of `search`."""
-    study = _make_study_client(rank, leaders, client)
+    study = _make_study_client(rank, client)
     store = CheckpointStore(rank.run_dir.checkpoints, CONFIRMATION_PREFIX)
     checkpointer = Checkpointer(store, rank.options.checkpoint_every)
     limits = Limits(rank.options.evaluation_timeout)
@@ -69,17 +69,23 @@ def confirm(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> None:
     leaders.barrier()
 
 
-def _make_study_client(rank: SearchRank, leaders: SleepingComm, client: RpcClient) -> StudyClient:
-    """Return the client of a stage, which shares received changes with the leaders of its host.
+def _share_changes(leaders: SleepingComm) -> ReceivedChanges:
+    """Return the received changes of this leader, which it shares with the leaders of its host.
 
     Collective: call on all leaders. All of them must call it before any of them ends the stage.
     """
     received = ReceivedChanges()
     namespace = identify_pid_namespace()
-    paths = leaders.allgather((namespace, received.path))
-    first = next(path for other, path in paths if other == namespace)
-    if first != received.path:
-        received.share_file(first)
+    files = leaders.allgather((namespace, received.path, received.name))
+    path, name = next((path, name) for other, path, name in files if other == namespace)
+    if name != received.name:
+        received.share_file(path, name)
+    return received
+
+
+def _make_study_client(
+    rank: SearchRank, client: RpcClient, received: ReceivedChanges | None = None
+) -> StudyClient:
     watch = rank.job.watch
     return StudyClient(
         client.call,

@@ -2,7 +2,7 @@
 
 from hpo.space.constraints import ConstraintSet
 from hpo.space.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
-from hpo.space.search_space import SearchSpace
+from hpo.space.search_space import SearchSpace, make_key
 
 __all__ = [
     "Categorical",
@@ -14,4 +14,5 @@ __all__ = [
     "Parameter",
     "SearchSpace",
     "Value",
+    "make_key",
 ]

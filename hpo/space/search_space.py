@@ -6,7 +6,7 @@ import dataclasses
 import keyword
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import compress, islice, starmap
@@ -367,6 +367,14 @@ class SearchSpace:
             if self.is_active(name, params):
                 params[name] = given[name] if name in given else parameter.decode(gene)
         return params
+
+
+def make_key(params: Mapping[str, Value], names: Iterable[str]) -> tuple[Value | None, ...]:
+    """Return the values of all parameters of a space, by which individuals are compared.
+
+    They are None for parameters that are not active.
+    """
+    return tuple(map(params.get, names))
 
 
 def list_individuals(

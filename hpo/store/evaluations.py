@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 INTERRUPTED = "interrupted"
@@ -18,7 +19,7 @@ SHARED_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)  # There may be millions.
+@dataclass(frozen=True, slots=True)  # A run may have millions, and slots save memory.
 class Evaluation:
     """Represent one trial of the study with the fields that the program reads.
 
@@ -117,7 +118,7 @@ class Evaluation:
         """
         if not isinstance(other, Evaluation):
             return NotImplemented
-        return _list_values(self) == _list_values(other)
+        return bool(_get_all_fields(self) == _get_all_fields(other))
 
     @property
     def ranks(self) -> int:
@@ -170,8 +171,7 @@ class Evaluation:
         return self.is_finished and not self.imported_from
 
 
-def _list_values(evaluation: Evaluation) -> list[Any]:
-    return [getattr(evaluation, each.name) for each in fields(evaluation)]
+_get_all_fields = attrgetter(*(each.name for each in fields(Evaluation)))
 
 
 @dataclass(frozen=True)

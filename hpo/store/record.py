@@ -19,6 +19,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
+from hpo.space import make_key
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.changes import ChangeLog, Follower
 from hpo.store.crash_isolation import MAX_CRASHES, has_progressed
@@ -291,15 +292,15 @@ class Record:
                 second argument is the number of evaluations that this call has imported before.
         """
         count = 0
-        known = {frozenset(trial.params.items()) for trial in self.read_trials()}
+        known = {make_key(trial.params, distributions) for trial in self.read_trials()}
         for evaluation in evaluations:
-            if (params := frozenset(evaluation.params.items())) in known:
+            if (key := make_key(evaluation.params, distributions)) in known:
                 continue
             trial = make_imported_trial(
                 evaluation, distributions, make_attributes(evaluation, count)
             )
             self._storage.create_new_trial(self._study_id, template_trial=trial)
-            known.add(params)
+            known.add(key)
             count += 1
         return count
 

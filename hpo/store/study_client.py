@@ -10,10 +10,12 @@ import io
 import os
 import pickle
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hpo.objectives import ONLY_LOSS, Objectives
@@ -44,24 +46,30 @@ class ReceivedChanges:
     they write the same bytes to the same place.
 
     Attributes:
+        name: Name of the file, which no other file has.
         path: Path of the file, for other processes of the host.
     """
 
     def __init__(self) -> None:
         self._position = 0  # Number of bytes that this leader has read.
-        self._use_file(os.memfd_create("hpo-changes"))
+        self.name = f"hpo-changes-{uuid.uuid4().hex}"
+        self._use_file(os.memfd_create(self.name))
 
     def _use_file(self, file: int) -> None:
         self._file = file
         self.path = f"/proc/{os.getpid()}/fd/{file}"
         self._finalizer = weakref.finalize(self, os.close, file)
 
-    def share_file(self, path: str) -> None:
-        """Use the file of another leader instead, if it can be opened."""
+    def share_file(self, path: str, name: str) -> None:
+        """Use the file of another leader instead, if it can be opened.
+
+        On another host, or in another container, the path may be that of another file.
+        """
         with suppress(OSError):
-            file = os.open(path, os.O_RDWR)
-            self._finalizer()
-            self._use_file(file)
+            if f"memfd:{name} " in str(Path(path).readlink()):
+                file = os.open(path, os.O_RDWR)
+                self._finalizer()
+                self._use_file(file)
 
     def read(self, fetch: Callable[[int], bytes]) -> bytes:
         """Return all changes that this leader has not read.
@@ -70,14 +78,15 @@ class ReceivedChanges:
             fetch: Returns the writer's changes without the given number of bytes at the start.
         """
         size = os.fstat(self._file).st_size
-        start = max(size, self._position)
-        held = os.pread(self._file, start - self._position, self._position)
+        count = max(0, size - self._position)  # The file is shorter if memory was full before.
+        shared = os.pread(self._file, count, self._position)  # May be a part, of more than 2 GiB.
+        start = self._position + len(shared)
         new = fetch(start)
-        if start == size:  # Otherwise, the file would have a gap, since memory was full before.
+        if start <= size:  # Otherwise, the file would have a gap.
             with suppress(OSError):
                 os.pwrite(self._file, new, start)
         self._position = start + len(new)
-        return held + new
+        return shared + new
 
 
 class StudyClient:
@@ -113,11 +122,13 @@ class StudyClient:
         self.objectives = objectives
         self.is_stopping = is_stopping
         self._places = dict(places or {})
-        self._received = received or ReceivedChanges()
+        self._received = received
         self.listeners: list[Callable[[Evaluation], None]] = []
 
     def read_changes(self) -> list[Evaluation]:
         """Return the evaluations that were added, or changed, since the previous call."""
+        if self._received is None:
+            self._received = ReceivedChanges()
         content = self._received.read(self.call.read_changes)
         stream = io.BytesIO(content)
         changes = []

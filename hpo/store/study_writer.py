@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hpo.errors import DuplicateError
 from hpo.process import clock
+from hpo.space import make_key
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.crash_isolation import select_next_waiting
 from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation, Progress
@@ -61,7 +62,7 @@ class Claims:
             SuccessiveHalving(halving, record.objectives) if halving else None
         )
         self._changes = record.follow()
-        self._tried: set[tuple[Any, ...]] = set()  # The values of all parameters of each trial.
+        self._tried: set[tuple[Any, ...]] = set()  # The keys of all individuals.
         self._ended: set[int] = set()  # Trials that count against the budget.
         self._waiting: dict[int, Evaluation] = {}
         self._running: dict[int, Evaluation] = {}
@@ -108,7 +109,7 @@ class Claims:
             return self._record.promote(paused[0], attributes)
         if params is None or is_last:
             return None
-        if self._list_values(params) in self._tried:
+        if make_key(params, self._distributions) in self._tried:
             raise DuplicateError
         if inherits is not None:
             attributes["inherits"] = inherits
@@ -130,11 +131,7 @@ class Claims:
             elif evaluation.counts_for_budget:
                 self._ended.add(trial)
             if evaluation.tests is None:
-                self._tried.add(self._list_values(evaluation.params))
-
-    def _list_values(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the values of all parameters; None for those that are not active."""
-        return tuple(map(params.get, self._distributions))
+                self._tried.add(make_key(evaluation.params, self._distributions))
 
 
 # The time between two commits is at least a tenth of a second, unless a trial starts, since file

@@ -28,7 +28,7 @@ from tests.simulator.trainers import Behavior, choose_behavior
 
 _MOST_SESSIONS = 5
 _REAL_SECONDS = 120.0  # after which a session counts as an endless loop
-# Each ends the session.
+# Each ends the session, unless it waits for a change of the disk or a claim that does not come.
 _ENDS = (
     "kill job",
     *["kill at disk"] * 3,

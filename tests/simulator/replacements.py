@@ -75,6 +75,7 @@ class Replacements:
         Kinds are "disk" and "checkpoint", directly before or after the disk, or a checkpoint on it,
         changes; and "claim", when a leader has claimed a trial.
         """
+        assert kind not in self._armed
         self._armed[kind] = (count, act)
 
     def _pass_event(self, kind: str) -> None:

@@ -19,7 +19,7 @@ from hpo.breeding.encoding import GeneEncoding
 from hpo.breeding.population import Individual
 from hpo.breeding.propulate_compat import PropulateIndividual
 from hpo.problem import dump_space, load_space
-from hpo.space import Parameter
+from hpo.space import Parameter, make_key
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not __import__("keyword").iskeyword(name)
@@ -423,3 +423,10 @@ def test_find_mistakes_returns_a_message_for_each_item() -> None:
         "parameter 'act' is missing",
         "",
     ]
+
+
+def test_key_compares_individuals_by_the_parameters_of_the_space() -> None:
+    key = make_key({"b": 2, "a": 1}, ["a", "b", "c"])
+    assert key == make_key({"a": 1, "b": 2, "of another space": 3}, ["a", "b", "c"])
+    assert key != make_key({"a": 1, "b": 2, "c": 3}, ["a", "b", "c"])
+    assert key != make_key({"a": 2, "b": 1}, ["a", "b", "c"])

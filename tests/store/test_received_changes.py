@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
+
+import pytest
 
 from hpo.store.study_client import ReceivedChanges
 
@@ -26,7 +30,7 @@ class Writer:
 def share(first: ReceivedChanges) -> ReceivedChanges:
     """Return another leader of the host of `first`."""
     other = ReceivedChanges()
-    other.share_file(first.path)
+    other.share_file(first.path, first.name)
     return other
 
 
@@ -93,26 +97,59 @@ def test_leaders_read_all_changes_in_any_order() -> None:
         assert read[leader] + leader.read(writer.send) == CHANGES
 
 
-def test_leader_without_access_to_the_file_has_its_own() -> None:
+def test_leader_without_access_to_the_file_has_its_own(tmp_path: Path) -> None:
     writer = Writer()
-    first = ReceivedChanges()
-    first.share_file("/proc/0/fd/0")
-    second = ReceivedChanges()
-    second.share_file("/nowhere")
-    writer.count = 100
-    assert first.read(writer.send) == second.read(writer.send) == CHANGES[:100]
+    other = tmp_path / "file"
+    other.write_text("of the user")
+    first, second, third = ReceivedChanges(), ReceivedChanges(), ReceivedChanges()
+    second.share_file("/proc/0/fd/0", first.name)
+    with other.open("r+") as file:
+        third.share_file(f"/proc/self/fd/{file.fileno()}", first.name)
+        writer.count = 100
+        for leader in (first, second, third):
+            assert leader.read(writer.send) == CHANGES[:100]
     writer.count = 200
     assert second.read(writer.send) == CHANGES[100:200]
-    assert writer.sent == [(0, 100), (0, 100), (100, 200)]
+    assert writer.sent == [(0, 100), (0, 100), (0, 100), (100, 200)]
+    assert other.read_text() == "of the user"
 
 
-def test_full_memory_costs_only_traffic() -> None:
+def test_leaders_lose_nothing_if_memory_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Writer()
-    leader = ReceivedChanges()
-    leader.share_file("/dev/full")  # Each write fails with ENOSPC.
-    for count in (100, 250, 250, 300):
-        start, writer.count = writer.count, count
-        assert leader.read(writer.send) == CHANGES[start:count]
+    first = ReceivedChanges()
+    second, third = share(first), share(first)
+
+    def write_part(file: int, content: bytes, start: int) -> int:
+        return write(file, content[:30], start)
+
+    def write_nothing(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    write = os.pwrite
+    for writes in (write_part, write_nothing, write):
+        writer.count += 100
+        monkeypatch.setattr(os, "pwrite", writes)
+        assert first.read(writer.send) == CHANGES[writer.count - 100 : writer.count]
+    # After the first leader, the file has 30 of 300 bytes.
+    assert writer.sent == [(0, 100), (100, 200), (200, 300)]
+    assert second.read(writer.send) == CHANGES[:300]
+    assert third.read(writer.send) == CHANGES[:300]
+    assert writer.sent[3:] == [(30, 300), (300, 300)]
+
+
+def test_leaders_lose_nothing_if_a_part_of_the_file_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux reads at most 2 GiB at a time."""
+    writer = Writer()
+    writer.count = 300
+    first = ReceivedChanges()
+    second = share(first)
+    assert first.read(writer.send) == CHANGES[:300]
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, start: read(file, min(count, 70), start))
+    assert second.read(writer.send) == CHANGES[:300]
+    assert writer.sent == [(0, 300), (70, 300)]
 
 
 def test_file_is_closed_with_its_leader() -> None:

@@ -19,7 +19,7 @@ def scale(seconds: float) -> float:
 def measure_slowness() -> float:
     """Return how many times slower this machine is than a usual one, at least 1.
 
-    The first call takes seconds. In a test, it would come while a job is running.
+    Call it before a job starts, since the first call takes seconds.
     """
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
