@@ -233,16 +233,18 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         "--islands",
         1,
         "--collective-timeout",
-        2,
+        scale(2),
+        "--evaluation-timeout",
+        scale(4),
         "--storage",
         f"sqlite:///{database}?timeout=0",
     ]
-    arguments = [PROGRAM, ENDLESS, *options, "--evaluation-timeout", 4, "--set", "seconds=0.8"]
+    arguments = [PROGRAM, ENDLESS, *options, "--set", "seconds=0.8"]
     victim = Victim(mpi, 2, [*arguments, "--evaluations", 3], tmp_path, tmp_path / "log")
     victim.wait_for("1/3")
-    with sqlite3.connect(database, isolation_level=None, timeout=20) as connection:
+    with sqlite3.connect(database, isolation_level=None, timeout=scale(20)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        victim.sleep(5.0)
+        victim.sleep(scale(5.0))
         connection.execute("COMMIT")
     status, errors = victim.wait(60)
     assert status == 0, errors
@@ -256,7 +258,7 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     waited = re.findall(
         r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE
     )
-    assert max(map(float, waited)) >= 4.0, errors
+    assert max(map(float, waited)) >= scale(4.0), errors
     assert "3 complete, of 3" in (tmp_path / "log").read_text()
     connection.execute("BEGIN EXCLUSIVE")
     again = Victim(
