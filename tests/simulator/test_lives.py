@@ -37,7 +37,7 @@ def test_lives_keep_all_promises(first: int) -> None:
 
 @pytest.mark.slow
 def test_seed_decides_all_that_happens() -> None:
-    first, again, other = (simulate("--show", seed).stdout for seed in (2, 2, 3))
+    first, again, other = (simulate("--show", seed).stdout for seed in (7, 7, 1))
     traces = re.findall(r"trace (\w{16})", first)
     assert len(traces) > 1
     assert re.findall(r"trace (\w{16})", again) == traces

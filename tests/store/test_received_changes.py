@@ -152,10 +152,18 @@ def test_leaders_lose_nothing_if_a_part_of_the_file_is_read(
     assert writer.sent == [(0, 300), (70, 300)]
 
 
+def count_open_files(name: str) -> int:
+    files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum(name in file for file in files)
+
+
 def test_file_is_closed_with_its_leader() -> None:
-    before = set(Path("/proc/self/fd").iterdir())
-    first = ReceivedChanges()
-    second = share(first)
-    assert len(set(Path("/proc/self/fd").iterdir()) - before) == 2
-    del first, second
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    first, second = ReceivedChanges(), ReceivedChanges()
+    names = (first.name, second.name)
+    assert [count_open_files(name) for name in names] == [1, 1]
+    second.share_file(first.path, first.name)
+    assert [count_open_files(name) for name in names] == [2, 0]
+    del second
+    assert [count_open_files(name) for name in names] == [1, 0]
+    del first
+    assert [count_open_files(name) for name in names] == [0, 0]
