@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -24,7 +23,7 @@ from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.options import Options
 from hpo.run.resolve_options import resolve_options
-from tests.support.chaos import Victim, kill_at_end
+from tests.support.chaos import Victim, kill_at_end, list_open_files
 from tests.support.launch import (
     ALONE,
     FASHION_MNIST,
@@ -60,14 +59,6 @@ def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
     assert command == f"hpo search {SEARCHES / 'tiny.py'} --evaluations 3 --run-dir run"
     listed = run_hpo("--help").stdout
     assert "search" in listed.split("Commands:")[1]
-
-
-def list_open_files(process: int) -> list[str]:
-    names = []
-    for file in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(OSError):  # It has just been closed.
-            names.append(str(file.readlink()))
-    return names
 
 
 def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpo.store.study_client import ReceivedChanges
+from tests.support.chaos import list_open_files
 
 CHANGES = bytes(random.Random(0).randbytes(5000))
 
@@ -153,8 +154,7 @@ def test_leaders_lose_nothing_if_a_part_of_the_file_is_read(
 
 
 def count_open_files(name: str) -> int:
-    files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-    return sum(name in file for file in files)
+    return sum(name in file for file in list_open_files(os.getpid()))
 
 
 def test_file_is_closed_with_its_leader() -> None:

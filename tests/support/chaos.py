@@ -187,6 +187,15 @@ def read_command_lines() -> dict[int, str]:
     return found
 
 
+def list_open_files(process: int) -> list[str]:
+    """Return the name of each open file of a process."""
+    names = []
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # It has just been closed.
+            names.append(str(file.readlink()))
+    return names
+
+
 def find_marked_processes(mark: str) -> dict[int, str]:
     found = {}
     for pid, command in read_command_lines().items():
